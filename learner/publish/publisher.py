@@ -224,7 +224,7 @@ class Publisher:
             if transfer is not None:
                 published.sent = transfer.traffic.sent
 
-    def prune(self, readers: Iterable[Version]) -> list[Path]:
+    def prune(self, readers: Iterable[Version]) -> list[str]:
         """Drop manifests that nobody can need: older than every reader, and than the newest version that a joiner reaches: an
         anchor, or a cumulative delta against the newest anchor, which is kept then.
 
@@ -239,7 +239,7 @@ class Publisher:
         near = [v for v in readers if v.epoch == self.epoch and self.current.step - v.step <= STRAGGLER_STEPS]
         keep_from = min([max([anchor.version, *squashed]), *near])
         self.count_traffic()
-        gone: list[Path] = []
+        gone: list[str] = []
         for mid, (_, published) in list(self._kept.items()):
             if published.kind == "descriptor" or published.version >= keep_from or mid not in self._swarm.transfers:
                 continue

@@ -169,7 +169,7 @@ class SimPump(PumpCore):
         self.handed += size
         self._smooth(size)
         self._heads = wire_bytes(manifest.header.chunk_bytes, self._mtu) / manifest.header.chunk_bytes
-        self.count_sent(job, payload)
+        self.count_sent(job)
         peer.job = None
         return True
 

@@ -48,46 +48,49 @@ class Exchange(Inbox):
     async def manifest(self, mid: bytes) -> Manifest:
         """The manifest once its header is here. No deadline: the caller sets one on progress."""
         while mid not in self.transfers:
-            await _called(self._opened)
+            called = trio.Event()
+            self._opened.append(called.set)
+            await called.wait()
         return self.transfers[mid].manifest
 
     async def segment(self, mid: bytes, index: int) -> bytes:
         """The encoded payload of one segment, once its record and all its chunks are here. ShoalError when the manifest
         is forgotten meanwhile. No deadline: the caller watches `progress`."""
         lacking = 0
-        while True:
-            transfer = self._transfer(mid)
+
+        def whole(transfer: Transfer) -> bool:
+            nonlocal lacking
             chunks = transfer.manifest.chunks_of(index)
             while chunks is not None and lacking < len(chunks) and chunks[lacking] in transfer.session.held:
                 lacking += 1
-            if chunks is not None and lacking == len(chunks):
-                pieces = [await self._pump.read(d) for d in transfer.manifest.records[index].digests]
-                if all(piece is not None for piece in pieces):
-                    return b"".join(piece for piece in pieces if piece is not None)
-                # The disk lost a chunk that was whole when it came: fetch it again.
-                for chunk, piece in zip(chunks, pieces, strict=True):
-                    if piece is None:
-                        self._lose(transfer, chunk)
-                lacking = 0
-            await _called(transfer.waiting)
+            return chunks is not None and lacking == len(chunks)
+
+        while True:
+            transfer = await self._once(mid, whole)
+            chunks = transfer.manifest.records[index].chunks
+            pieces = [await self._pump.read(d) for d in transfer.manifest.records[index].digests]
+            if all(piece is not None for piece in pieces):
+                return b"".join(piece for piece in pieces if piece is not None)
+            # The disk lost a chunk that was whole when it came: fetch it again.
+            for chunk, piece in zip(chunks, pieces, strict=True):
+                if piece is None:
+                    self._lose(transfer, chunk)
+            lacking = 0
 
     async def sealed(self, mid: bytes) -> Manifest:
         """The manifest once seal and all records are here."""
-        while True:
-            transfer = self._transfer(mid)
-            if transfer.manifest.whole:
-                return transfer.manifest
-            await _called(transfer.waiting)
+        return (await self._once(mid, lambda transfer: transfer.manifest.whole)).manifest
+
+    async def _once(self, mid: bytes, is_so: Callable[[Transfer], bool]) -> Transfer:
+        """The transfer once that is so. It is asked at each chunk and part; who waits is woken once."""
+        while (transfer := self._transfer(mid)) and not is_so(transfer):
+            called = trio.Event()
+            transfer.waiting.append((lambda t=transfer: self.transfers.get(mid) is not t or is_so(t), called.set))  # type: ignore[misc]
+            await called.wait()
+        return transfer
 
     def _transfer(self, mid: bytes) -> Transfer:
         transfer = self.transfers.get(mid)
         if transfer is None:
             raise ShoalError(f"manifest {mid.hex()[:12]} is not held any more")
         return transfer
-
-
-async def _called(waiting: list[Callable[[], object]]) -> None:
-    """Wait among those who are called once each."""
-    called = trio.Event()
-    waiting.append(called.set)
-    await called.wait()

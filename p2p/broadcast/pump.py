@@ -43,6 +43,8 @@ class _Task:
     scope: trio.CancelScope
     given: trio.Event = field(default_factory=trio.Event)
     """set when the neighbour has a job"""
+    left: list[bytes] = field(default_factory=list)
+    """messages of its job that the channel had no room for"""
     acked: int | None = None
     """bytes that its system had acknowledged; None before the first look"""
     resent: int = 0
@@ -91,9 +93,29 @@ class Pump(PumpCore):
             peer = self.next(self._now())
             if peer is None:
                 await self._wake.wait()
-            else:
+                continue
+            if not self._send_at_once(peer):
                 self._tasks[peer].given.set()
-                await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()
+
+    def _send_at_once(self, peer: Neighbour) -> bool:
+        """Hand the neighbour's job to its channel, if its chunk is in memory and there is room: the task that serves it costs a
+        turn of the scheduler a chunk. What finds no room is left to that task."""
+        job, task = peer.job, self._tasks[peer]
+        data = self._recent.get(job.transfer.manifest.chunk_digest(job.chunk) or b"") if job is not None else None
+        if job is None or data is None:
+            return False
+        task.left = self._messages(peer, job, data)
+        try:
+            while task.left and peer.bulk.try_send(task.left[0]):
+                del task.left[0]
+        except ChannelClosed:  # the task finds that out, and ends
+            return False
+        if task.left:
+            return False
+        self.count_sent(job)
+        peer.job = None
+        return True
 
     async def serve(self, peer: Neighbour) -> None:
         """Send the jobs of one neighbour, until its bulk channel closes or it is dropped."""
@@ -108,8 +130,12 @@ class Pump(PumpCore):
                         task.given = trio.Event()
                         await task.given.wait()
                         continue
-                    await self._send(peer, peer.job)
-                    peer.job = None
+                    messages = task.left or await self._read_job(peer, peer.job)
+                    for message in messages:
+                        await peer.bulk.send(message)
+                    if messages:
+                        self.count_sent(peer.job)
+                    task.left, peer.job = [], None
                     self.wake()
             except ChannelClosed as closed:
                 log.info("bulk channel to %s ended: %s", peer.name, closed)
@@ -122,18 +148,19 @@ class Pump(PumpCore):
         if peer in self._tasks:
             self._tasks[peer].scope.cancel()
 
-    async def _send(self, peer: Neighbour, job: Job) -> None:
-        manifest = job.transfer.manifest
-        digest = manifest.chunk_digest(job.chunk)
+    async def _read_job(self, peer: Neighbour, job: Job) -> list[bytes]:
+        """As `_messages`; nothing when the chunk is not in the store any more."""
+        digest = job.transfer.manifest.chunk_digest(job.chunk)
         data = await self.read(digest) if digest is not None else None
         if data is None:
             self._lose(job.transfer, job.chunk)
-            return
-        for parts in self.proof(peer, job):
-            await peer.bulk.send(encode(parts))
+            return []
+        return self._messages(peer, job, data)
+
+    def _messages(self, peer: Neighbour, job: Job, data: bytes) -> list[bytes]:
+        """What is sent for a job: what proves the chunk, which counts as sent, and the chunk."""
         job.transfer.traffic.first_at = job.transfer.traffic.first_at or self._now()
-        await peer.bulk.send(encode(Chunk(manifest.mid, job.chunk, job.duty, data)))
-        self.count_sent(job, len(data))
+        return [*map(encode, self.proof(peer, job)), encode(Chunk(job.transfer.manifest.mid, job.chunk, job.duty, data))]
 
     async def read(self, digest: bytes) -> bytes | None:
         """As `store.get`, past the disk where it is still in memory. A want of file handles or memory, which says nothing about

@@ -108,8 +108,9 @@ class PumpCore:
         peer.parts_sent |= {(mid, -1), (mid, segment)}
         return [Parts(mid, batch) for batch in batches(parts)]
 
-    def count_sent(self, job: Job, nbytes: int) -> None:
-        """The job's chunk, of so many bytes, is in its channel."""
+    def count_sent(self, job: Job) -> None:
+        """The job's chunk is in its channel."""
+        nbytes = job.transfer.manifest.chunk_size(job.chunk)
         job.transfer.traffic.sent += nbytes
         self.sent += nbytes
 

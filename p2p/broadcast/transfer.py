@@ -66,8 +66,8 @@ class Transfer:
     traffic: Traffic
     wanted: bool
     """this peer takes part (a header alone is only remembered)"""
-    waiting: list[Callable[[], object]] = field(default_factory=list)
-    """called once each at the next change"""
+    waiting: list[tuple[Callable[[], bool], Callable[[], object]]] = field(default_factory=list)
+    """what somebody waits for, and what is called once it is so"""
     news: Gossip = field(default_factory=Gossip)
     draws: PeerDraws = field(default_factory=PeerDraws)
     """what each peer was handed of it; it outlives their links"""
@@ -76,10 +76,13 @@ class Transfer:
 
     def wake(self) -> None:
         """A chunk or a part came, or the manifest was dropped."""
-        waiting, self.waiting = self.waiting, []
-        for call in waiting:
-            call()
-
+        if self.waiting:
+            waiting, self.waiting = self.waiting, []
+            for is_so, call in waiting:
+                if is_so():
+                    call()
+                else:
+                    self.waiting.append((is_so, call))
 
 
 MEASURED_S = 10.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -90,28 +90,37 @@ class HotSession:
     async def write(self, data: bytes) -> None:
         """Write `data`, encrypted; the caller holds the muxer's write lock. Waits only when the socket does not take all of
         it."""
-        sealed = b"".join(self._seal(data))
+        await self.finish(self.begin(data))
+
+    def begin(self, data: bytes) -> memoryview:
+        """Write as much of `data`, encrypted, as the socket takes now; what is left has to go to `finish` before anything else is
+        written."""
+        sealed = self._seal(data)
         try:
             taken = os.write(self._socket.fileno(), sealed)
         except BlockingIOError:
             taken = 0
         except OSError as error:
             if self._socket.fileno() < 0:  # closed here: the library takes that for written
-                return
+                return memoryview(b"")
             raise ConnectionClosedError(f"TCP connection reset by remote peer: {error}", transport="tcp") from error
-        if taken < len(sealed):
+        return memoryview(sealed)[taken:]
+
+    async def finish(self, rest: memoryview) -> None:
+        """Write what `begin` left."""
+        if rest:
             try:
-                await self._stream.send_all(memoryview(sealed)[taken:])
+                await self._stream.send_all(rest)
             except trio.BrokenResourceError as error:
                 raise ConnectionClosedError(f"TCP connection reset by remote peer: {error}", transport="tcp") from error
             except trio.ClosedResourceError:
                 return
 
-    def _seal(self, data: bytes) -> Iterator[bytes]:
-        for start in range(0, len(data), RECORD):
-            sealed = self._noise.encrypt(data if len(data) <= RECORD else data[start : start + RECORD])
-            yield len(sealed).to_bytes(2, "big")
-            yield sealed
+    def _seal(self, data: bytes) -> bytes:
+        if len(data) <= RECORD:
+            sealed = self._noise.encrypt(data)
+            return len(sealed).to_bytes(2, "big") + sealed
+        return b"".join(self._seal(data[start : start + RECORD]) for start in range(0, len(data), RECORD))
 
     async def read(self, n: int | None = None) -> bytes:
         """The next frame header that the muxer must handle itself; data and window updates of open streams are handled here."""
@@ -129,9 +138,13 @@ class HotSession:
                 data = await self.body(length)
                 buffer = self.muxer.stream_buffers.get(number)
                 if buffer is not None:
-                    buffer += data
                     stream.recv_window = max(stream.recv_window - length, 0)
-                    self.muxer.stream_events[number].set()
+                    take = self.muxer.takers.get(number)
+                    if take is not None and not buffer:
+                        take(data)
+                    else:
+                        buffer += data
+                        self.muxer.stream_events[number].set()
             elif kind == TYPE_WINDOW_UPDATE:
                 del plain[:HEADER_SIZE]
                 stream.send_window += length
@@ -229,6 +242,7 @@ class HotStream:
         self._stream = stream  # libp2p's NetStream
         self._yamux = stream.muxed_stream
         self._muxer = self._yamux.conn
+        self._deaf = False
         self._consumed = WINDOW - DEFAULT_WINDOW_SIZE  # the window starts smaller than we let it be
         self._grant(0)
 
@@ -242,10 +256,38 @@ class HotStream:
         yamux.send_window -= size
         await self._muxer._write_frame(_HEADER.pack(0, TYPE_DATA, 0, yamux.stream_id, size) + data)
 
+    def try_write(self, data: bytes) -> bool:
+        """Write `data` without waiting, if nobody else is writing. Raises the library's exceptions."""
+        yamux = self._yamux
+        size = len(data)
+        if yamux.send_closed or yamux.closed or yamux.send_window < size or size > MAX_MESSAGE_SIZE:
+            return False
+        if not self._muxer.try_write(_HEADER.pack(0, TYPE_DATA, 0, yamux.stream_id, size) + data):
+            return False
+        yamux.send_window -= size
+        return True
+
+    def on_data(self, take: Callable[[bytes | memoryview], None] | None) -> None:
+        """See `ByteTransport.on_data`."""
+        number, muxer = self._yamux.stream_id, self._muxer
+        if take is None:
+            self._deaf = True
+            muxer.takers.pop(number, None)
+            event = muxer.stream_events.get(number)
+            if event is not None:
+                event.set()
+        elif number in muxer.streams:
+
+            def taken(data: bytes | memoryview) -> None:
+                take(data)
+                self._grant(len(data))
+
+            muxer.takers[number] = taken
+
     async def read(self, max_bytes: int) -> bytes:
         """The bytes that have arrived, at least one and at most `max_bytes`. Raises the library's exceptions at the end."""
         yamux, muxer = self._yamux, self._muxer
-        while True:
+        while not self._deaf:
             buffer = muxer.stream_buffers.get(yamux.stream_id)
             if buffer:
                 data = bytes(memoryview(buffer)[:max_bytes])
@@ -265,6 +307,7 @@ class HotStream:
                 muxer.parked.discard(event)
             if muxer.stream_events.get(yamux.stream_id) is event:
                 muxer.stream_events[yamux.stream_id] = trio.Event()
+        return b""
 
     def _grant(self, size: int) -> None:
         """Give the window of `size` read bytes back, by a task of its own: a reader must never wait for a write."""

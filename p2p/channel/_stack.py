@@ -60,7 +60,7 @@ from p2p.limits import HANDSHAKE_S, MAX_CONNECTIONS
 
 __all__ = [
     "accept", "background_service", "clamp", "count_of", "hot", "local_of", "make_swarm", "multiaddr", "path_of", "peer_id",
-    "remote_of", "select", "smooth", "stream_eof", "take_in",
+    "remote_of", "select", "smooth", "socket_of", "stream_eof", "take_in",
 ]  # fmt: skip
 
 if not os.environ.get("LIBP2P_DEBUG"):
@@ -94,7 +94,10 @@ class _Muxer(Yamux):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._write_lock: Any = trio.Semaphore(1, max_value=1)  # a lock could not be released by another task
         self.parked: set[trio.Event] = set()
+        self.takers: dict[int, Callable[[bytes | memoryview], None]] = {}
+        """number of a stream -> what is called with its data"""
 
     async def _write_frame(self, data: bytes) -> None:
         if len(data) == 12 and (data[1], data[3]) in _LATER and self._nursery is not None:
@@ -127,6 +130,8 @@ class _Muxer(Yamux):
         """As a connection ends, the library resets each of its streams: that forgets the event without setting it, and whoever
         reads the stream would wait for ever."""
         event = self.stream_events.get(stream.stream_id)
+        if fully_closed:
+            self.takers.pop(stream.stream_id, None)
         super()._finalize_stream_locked(stream, fully_closed=fully_closed)
         if fully_closed and event is not None:
             event.set()
@@ -148,6 +153,38 @@ class _Muxer(Yamux):
             await self.secured_conn.write(data)
         finally:
             lock.release()
+
+    def try_write(self, data: bytes) -> bool:
+        """Write `data` now, if nobody is writing: False when somebody is. What the socket does not take is written by a task of
+        the connection's own, and nobody else writes before that. Raises ConnectionClosedError."""
+        session: HotSession = self.secured_conn  # type: ignore[assignment]
+        try:
+            self._write_lock.acquire_nowait()
+        except trio.WouldBlock:
+            return False
+        rest = memoryview(b"")
+        try:
+            if self._nursery is None:
+                return False
+            rest = session.begin(data)
+            if rest:
+                self._nursery.start_soon(self._finish, rest)
+        except RuntimeError as error:  # the nursery is closed
+            rest = memoryview(b"")
+            raise ConnectionClosedError("the connection is over", transport="tcp") from error
+        finally:
+            if not rest:
+                self._write_lock.release()
+        return True
+
+    async def _finish(self, rest: memoryview) -> None:
+        """In a task of its own, as `_write_quietly`."""
+        try:
+            await self.secured_conn.finish(rest)  # type: ignore[attr-defined]
+        except ConnectionClosedError as error:
+            logging.getLogger("shoal.channel").debug("frame not sent: %s", error)
+        finally:
+            self._write_lock.release()
 
     async def _write_quietly(self, data: bytes) -> None:
         """In a task of its own: whoever reads or writes next finds out that the connection is gone."""
@@ -176,18 +213,26 @@ def _socket_of(secure: Any) -> trio.SocketStream | None:
     return stream if isinstance(stream, trio.SocketStream) else None
 
 
+_TELLS = hasattr(socket, "TCP_INFO")
+"""Whether this system's kernel says how a connection fares."""
+
 _TCP_INFO = struct.Struct("=16xI4xII36xI28xI16xQ20xI")
 """Of struct tcp_info (linux/tcp.h): snd_mss at 16, unacked at 24, sacked at 28, rtt at 68, total_retrans at 100,
 bytes_acked at 120, min_rtt at 148."""
 
 
-def path_of(swarm_connection: Any) -> PathState | None:
-    """See `Channel.path`. None where the kernel does not say it: another system than Linux, or an old one."""
+def socket_of(swarm_connection: Any) -> Any:
+    """The TCP socket under a libp2p connection, as trio has it; None when the library is built otherwise than we know it."""
     stream = _socket_of(swarm_connection.muxed_conn.secured_conn)
-    if stream is None or not hasattr(socket, "TCP_INFO"):
+    return None if stream is None else stream.socket
+
+
+def path_of(tcp: Any) -> PathState | None:
+    """See `Channel.path`. None where the kernel does not say it: another system than Linux, or an old one."""
+    if not _TELLS:
         return None
     try:
-        info = stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        info = tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
         mss, unacked, sacked, rtt, resent, acked, min_rtt = _TCP_INFO.unpack(info)
     except (OSError, struct.error):
         return None
@@ -220,12 +265,11 @@ _SO_MAX_PACING_RATE = 47
 control."""
 
 
-def smooth(swarm_connection: Any, rate: float) -> None:
+def smooth(tcp: Any, rate: float) -> None:
     """See `Channel.smooth`."""
-    stream = _socket_of(swarm_connection.muxed_conn.secured_conn)
-    if stream is not None and sys.platform == "linux":
+    if sys.platform == "linux":
         try:
-            stream.socket.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", int(rate)))
+            tcp.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", int(rate)))
         except OSError as error:  # closed just now, or an old kernel
             logging.getLogger("shoal.channel").debug("cannot pace a connection: %s", error)
 

@@ -40,6 +40,10 @@ with the next write or in place of a keepalive, since on a quiet link a frame fo
 LINGER_S = WRITE_PROGRESS_S
 """Seconds from the end of a channel until both directions of its transport must have ended; then the connection is broken."""
 
+SMALL, BATCH_S = 4 * KIB, 1e-3
+"""Messages below so many bytes, sent so many seconds after the last write, wait for the writer's turn and leave together: a
+record and a system call for each would cost more than the turn."""
+
 CLOSE_WAIT_S = 1.0
 """Seconds that `aclose` waits for its CLOSE frame to leave; it may still leave later."""
 
@@ -49,9 +53,18 @@ class ByteTransport(Protocol):
 
     async def write(self, data: bytes) -> None: ...
 
+    def try_write(self, data: bytes) -> bool:
+        """Write all of `data` without waiting, or nothing: False. What the system does not take at once leaves as soon as it
+        does, before anything else."""
+        return False
+
     async def read(self, max_bytes: int) -> bytes:
         """At least one byte; b"" when the peer ended its direction."""
         ...
+
+    def on_data(self, take: Callable[[bytes | memoryview], None] | None) -> None:
+        """From now on, where the transport can do it, hand what arrives to `take` at once, and not to `read`, which still hears of
+        the end. `take` must not raise. None: nothing more is wanted, and `read` returns b""."""
 
     async def aclose(self) -> None:
         """End our direction after what was written. The peer's direction can still be read. Never raises."""
@@ -99,6 +112,10 @@ class StreamChannel(Channel):
         self._queued_bytes = 0
         self._rest = memoryview(b"")  # of the frame being written
         self._rest_is_message = False
+        self._unwritten = b""
+        """a piece that was taken from the queue and that the transport did not take"""
+        self._idling = False
+        """the writer waits for something to write"""
         self._inbox: deque[bytes] = deque()
         self._reason: str | None = None  # why it ended; None while open
         self._goodbye: str | None = None  # what a CLOSE frame still has to say
@@ -109,7 +126,7 @@ class StreamChannel(Channel):
         self._last_sent = self._last_heard = trio.current_time()
         self._writing_since: float | None = None
         self._starved_since: float | None = None  # a sender waits for credit, and nothing has moved, since then
-        self._grant_due = False
+        self._keepalive_due = False
         nursery.start_soon(self._run)
 
     # --- the port
@@ -202,8 +219,26 @@ class StreamChannel(Channel):
             return False
         self._queue.append((self._core.data_header(len(message)), message))
         self._queued_bytes += cost_of(len(message))
-        self._wake.set()
+        now = trio.current_time()
+        free = self._idling and not self._unwritten and not self._meter.up.rate
+        if free and (len(message) >= SMALL or now - self._last_sent >= BATCH_S):
+            self._write_at_once(now)
+        else:
+            self._wake.set()
         return True
+
+    def _write_at_once(self, now: float) -> None:
+        """Write what is queued from here, while the writer waits: to wake it costs a turn of the scheduler a message. What the
+        transport does not take is left to the writer."""
+        try:
+            while piece := self._gather():
+                if not self._transport.try_write(piece):
+                    self._unwritten = piece
+                    self._wake.set()
+                    return
+                self._last_sent = now
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self._end(f"connection lost: {error}", lost=True)
 
     def _moved(self) -> None:
         """Something moved: a sender that waits for credit has CREDIT_PROGRESS_S from now on again."""
@@ -227,8 +262,8 @@ class StreamChannel(Channel):
         """Start the next frame: its header goes to `parts`, its body to `_rest`. False when there is none."""
         self._rest_is_message = False
         grant = self._core.ungranted
-        if grant and (self._grant_due or self._queue or parts or grant >= GRANT_BATCH):
-            self._grant_due = False
+        if grant and (self._keepalive_due or self._queue or parts or grant >= GRANT_BATCH):
+            self._keepalive_due = False
             parts.append(self._core.grant_frame())
         elif self._queue:
             header, body = self._queue.popleft()
@@ -239,6 +274,9 @@ class StreamChannel(Channel):
             frame, self._goodbye = self._core.close_frame(self._goodbye), None
             parts.append(frame[: HEADER.size])
             self._rest = memoryview(frame)[HEADER.size :]
+        elif self._keepalive_due:
+            self._keepalive_due = False
+            parts.append(self._core.keepalive_frame())
         else:
             return False
         return True
@@ -246,11 +284,12 @@ class StreamChannel(Channel):
     async def _write_loop(self) -> None:
         try:
             while True:
-                piece = self._gather()
+                piece = self._unwritten or self._gather()
+                self._unwritten = b""
                 if not piece:
                     if self._reason is not None:
                         return
-                    piece = await self._idle()
+                    await self._idle()
                 if piece:
                     await self._meter.may_send(len(piece) + FRAMING, urgent=self.kind == CONTROL)
                     self._writing_since = trio.current_time()
@@ -268,22 +307,19 @@ class StreamChannel(Channel):
                 await self._transport.aclose()
             self._writer_done.set()
 
-    async def _idle(self) -> bytes:
-        """Wait for something to write. When a keepalive is due, it is that frame, or b"" if a grant of credit will serve as
-        one."""
-        self._wake = trio.Event()
-        with trio.move_on_at(self._last_sent + KEEPALIVE_S):
+    async def _idle(self) -> None:
+        """Wait for something to write."""
+        self._wake, self._idling = trio.Event(), True
+        try:
             await self._wake.wait()
-            return b""
-        if self._core.ungranted:
-            self._grant_due = True
-            return b""
-        return self._core.keepalive_frame()
+        finally:
+            self._idling = False
 
     # --- receiving
 
     async def _read_loop(self) -> None:
         try:
+            self._transport.on_data(self._take_in)
             with trio.CancelScope(shield=True):  # nothing in the loop waits but the read
                 while await self._read_on():
                     pass
@@ -300,6 +336,18 @@ class StreamChannel(Channel):
         if not data:
             self._end("closed by the peer: its stream ended", lost=True)
             return False
+        self._hear(data)
+        return True
+
+    def _take_in(self, data: bytes | memoryview) -> None:
+        """What arrived, from the transport itself."""
+        try:
+            self._hear(data)
+        except Refusal as refusal:
+            self._end(str(refusal), goodbye=f"refused: {refusal.reason}")
+            self._transport.on_data(None)
+
+    def _hear(self, data: bytes | memoryview) -> None:
         self._last_heard = trio.current_time()
         for event in self._core.feed(data):
             if isinstance(event, ReceivedMessage):
@@ -311,7 +359,6 @@ class StreamChannel(Channel):
                 self._room.set()
             elif isinstance(event, Closed):
                 self._end(f"closed by the peer: {event.reason or 'no reason given'}", lost=True)
-        return True
 
     # --- ending
 
@@ -321,12 +368,13 @@ class StreamChannel(Channel):
             self._reason, self._goodbye = reason, goodbye
         if lost:
             self._queue.clear()
-            self._queued_bytes, self._rest, self._goodbye = 0, memoryview(b""), None
+            self._queued_bytes, self._rest, self._goodbye, self._unwritten = 0, memoryview(b""), None, b""
         for event in (self._ended, self._room, self._arrived, self._wake):
             event.set()
 
     async def _watch(self) -> None:
-        """Break the connection when a write makes no progress, the peer is silent, or closing takes too long."""
+        """Break the connection when a write makes no progress, the peer is silent, or closing takes too long; see to it that the
+        peer hears something every KEEPALIVE_S."""
         try:
             while not self._ended.is_set():
                 now = trio.current_time()
@@ -338,7 +386,11 @@ class StreamChannel(Channel):
                     why = f"nothing was read there for {CREDIT_PROGRESS_S:.0f} s"
                     self._end(f"closed here: {why}", goodbye=why)
                 else:
-                    with trio.move_on_after(min(WRITE_PROGRESS_S, SILENCE_S) / 4):
+                    quiet = self._last_sent + KEEPALIVE_S - now if self._idling else KEEPALIVE_S
+                    if quiet <= 0:
+                        self._keepalive_due = True
+                        self._wake.set()
+                    with trio.move_on_after(quiet if quiet > 0 else KEEPALIVE_S):
                         await self._ended.wait()
             with trio.move_on_after(LINGER_S):
                 await self._writer_done.wait()

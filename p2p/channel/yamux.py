@@ -31,8 +31,10 @@ class YamuxTransport:
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
-        self._way = load_stack().hot(stream) or stream
+        self._hot = load_stack().hot(stream)
+        self._way = self._hot or stream
         self._eof, self._broken = load_stack().stream_eof, False
+        self._socket = load_stack().socket_of(stream.swarm_conn)
 
     async def write(self, data: bytes) -> None:
         """See `ByteTransport.write`."""
@@ -42,6 +44,22 @@ class YamuxTransport:
             raise trio.BrokenResourceError(cause_of(error)) from error
         if self._broken:  # a write to a socket that we closed ourselves returns as if all were well
             raise trio.ClosedResourceError("broken here")
+
+    def try_write(self, data: bytes) -> bool:
+        """See `ByteTransport.try_write`."""
+        if self._hot is None:
+            return False
+        if self._broken:
+            raise trio.ClosedResourceError("broken here")
+        try:
+            return bool(self._hot.try_write(data))
+        except Exception as error:
+            raise trio.BrokenResourceError(cause_of(error)) from error
+
+    def on_data(self, take: Callable[[bytes | memoryview], None] | None) -> None:
+        """See `ByteTransport.on_data`."""
+        if self._hot is not None:
+            self._hot.on_data(take)
 
     async def read(self, max_bytes: int) -> bytes:
         """See `ByteTransport.read`."""
@@ -56,7 +74,7 @@ class YamuxTransport:
         await quietly(self._stream.close)
 
     def path(self) -> PathState | None:
-        return load_stack().path_of(self._stream.swarm_conn)
+        return load_stack().path_of(self._socket) if self._socket is not None else None
 
     def remote(self) -> str:
         return str(load_stack().remote_of(self._stream.swarm_conn))
@@ -65,7 +83,8 @@ class YamuxTransport:
         return str(load_stack().local_of(self._stream.swarm_conn))
 
     def smooth(self, rate: float) -> None:
-        load_stack().smooth(self._stream.swarm_conn, rate)
+        if self._socket is not None:
+            load_stack().smooth(self._socket, rate)
 
     async def abort(self) -> None:
         self._broken = True

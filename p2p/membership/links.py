@@ -88,6 +88,8 @@ class Link:
     """what waits for all links together, from when this one is started"""
     moved_at: float = inf
     """when something last left its outbox (seconds of trio's clock), or the link was started"""
+    flowing: bool = False
+    """its writer runs: what is posted while nothing waits goes straight to the channel"""
     doomed: trio.Event = field(default_factory=trio.Event, repr=False)
     """set when the link must close although its writer may be stuck"""
 
@@ -105,6 +107,9 @@ class Link:
             log.error("cannot send to %s: %s", self.peer, error)
             return
         try:
+            if self.flowing and not self.queued and self.control.try_send(data):
+                self.moved_at = trio.current_time()
+                return
             if self.queued + len(data) > OUTBOX_BYTES:
                 raise trio.WouldBlock
             self.outbox.send_nowait(data)
@@ -113,7 +118,7 @@ class Link:
                 self.unread.relieve(trio.current_time())
         except trio.WouldBlock:
             self.overflow()
-        except (trio.ClosedResourceError, trio.BrokenResourceError):
+        except (trio.ClosedResourceError, trio.BrokenResourceError, ChannelClosed):
             pass
 
     def overflow(self) -> None:
@@ -210,6 +215,7 @@ class LinkTasks:
     @staticmethod
     async def _write(link: Link) -> None:
         async with link.outgoing:
+            link.flowing = True
             async for data in link.outgoing:
                 await link.control.send(data)
                 link.count(-len(data))

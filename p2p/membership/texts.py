@@ -37,6 +37,8 @@ def clean_hello(hello: Hello) -> Hello:
 
 def clean_message(message: Any) -> Any:
     """`message` with texts for people that can be shown anywhere."""
+    if _BOUNDS.keys().isdisjoint(message.__struct_fields__):
+        return message
     found = {name: getattr(message, name) for name in _BOUNDS if isinstance(getattr(message, name, None), str)}
     clean = {name: printable(text, _BOUNDS[name]) for name, text in found.items()}
     return replace(message, **clean) if clean != found else message

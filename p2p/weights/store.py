@@ -48,13 +48,15 @@ def _read_file(path: str) -> bytes:
         return file.readall()
 
 
-def delete_chunks(files: Iterable[Path]) -> None:
+def delete_chunks(files: Iterable[str]) -> None:
     """Delete the files of chunks. Thousands take a busy disk a minute and more, so who has links to keep does it in a thread."""
     for file in files:
         try:
-            file.unlink(missing_ok=True)
+            os.unlink(file)
+        except FileNotFoundError:
+            continue
         except OSError as error:  # a dying disk: the chunk is not to be had any more, whether or not its name is
-            log.error("chunk %s cannot be deleted: %s", file.name[:16], error)
+            log.error("chunk %s cannot be deleted: %s", os.path.basename(file)[:16], error)
 
 
 def clear_chunks(root: Path) -> None:
@@ -204,13 +206,13 @@ class ChunkStore(ChunkFolder):
         """Delete those of `digests` that nobody pinned."""
         delete_chunks(self.give_up(digests))
 
-    def give_up(self, digests: Iterable[bytes]) -> list[Path]:
+    def give_up(self, digests: Iterable[bytes]) -> list[str]:
         """Those of `digests` that nobody pinned are held no more: their files, which the caller deletes (`delete_chunks`) before
         anybody writes such a chunk again."""
         gone = [digest for digest in digests if digest not in self._pins]
         for digest in gone:
             self._forget(digest)
-        return [self.path(digest) for digest in gone]
+        return [self._where(digest) for digest in gone]
 
     def set_limit(self, limit: int) -> None:
         """Hold at most so many bytes from now on: the oldest that nobody pinned go."""
@@ -226,7 +228,7 @@ class ChunkStore(ChunkFolder):
             self._remove(oldest)
 
     def _remove(self, digest: bytes) -> None:
-        delete_chunks([self.path(digest)])
+        delete_chunks([self._where(digest)])
         self._forget(digest)
 
     def _note(self, digest: bytes, size: int) -> None:

@@ -15,8 +15,8 @@ from contextlib import asynccontextmanager
 import trio
 
 from p2p.allowance.meter import HostMeter
-from p2p.channel.port import BULK, CONTROL, Channel, Network, PathState
-from p2p.channel.stream import StreamChannel
+from p2p.channel.port import BULK, CONTROL, Channel, Network
+from p2p.channel.stream import ByteTransport, StreamChannel
 from p2p.channel.table import ChannelTable
 from p2p.errors import Unreachable
 from p2p.limits import HANDSHAKE_S
@@ -214,7 +214,7 @@ class _Pipe:
                 await self._changed.wait()
 
 
-class _End:
+class _End(ByteTransport):
     """One host's end of a pair of pipes."""
 
     def __init__(self, out: _Pipe, into: _Pipe, meter: HostMeter) -> None:
@@ -242,17 +242,11 @@ class _End:
             self._out.put_now(b"")
         await trio.lowlevel.checkpoint()
 
-    def path(self) -> PathState | None:
-        return None
-
     def remote(self) -> str:
         return f"/memory/{self._into.src}"
 
     def local(self) -> str:
         return f"/memory/{self._into.dst}"
-
-    def smooth(self, rate: float) -> None:
-        pass
 
     async def abort(self) -> None:
         if self.broken is None:

@@ -34,6 +34,14 @@ class Pipe:
         await self._give.send(message)
         self.sent += len(message)
 
+    def try_send(self, message: bytes) -> bool:
+        try:
+            self._give.send_nowait(message)
+        except trio.WouldBlock:
+            return False
+        self.sent += len(message)
+        return True
+
     async def run(self) -> None:
         async for message in self._take:
             await trio.sleep(len(message) / self.rate)

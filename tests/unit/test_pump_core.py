@@ -132,5 +132,5 @@ def test_what_left_counts_for_its_version_and_in_all() -> None:
     enter(core, "a")
     peer = core.next(0.0)
     assert peer is not None and peer.job is not None
-    core.count_sent(peer.job, 64)
-    assert core.sent == made.traffic.sent == 64
+    core.count_sent(peer.job)
+    assert core.sent == made.traffic.sent == 100
