@@ -56,10 +56,6 @@ only after a pause: it may break each time."""
 ENTRY_BYTES = 160
 """Of an entry of the catalog: three digests of up to 32 bytes, two versions, a kind and a size."""
 
-LOOK_S = 0.2
-"""Seconds between two looks whether the link to the head is still there: as long as the first pause after a failed dial."""
-
-
 @dataclass(frozen=True, slots=True)
 class SourceRole:
     """The head of `run`: it admits peers, signs versions and has no ticket of its own."""
@@ -203,8 +199,8 @@ class Swarm(LinkOwner):
                 patience = redials.reached(trio.current_time())
                 log.info("joined run %s at epoch %d as %s%s", ticket.run, self.epoch, self.me, patience)
                 up_since = trio.current_time()
-                while self.head in self.links:  # noqa: ASYNC110
-                    await trio.sleep(LOOK_S)
+                while (link := self.links.get(self.head)) is not None:
+                    await link.over.wait()
                 if trio.current_time() - up_since > STEADY_S:
                     attempt = 0
                     continue

@@ -138,8 +138,8 @@ class SimPeer(Inbox):
         if not self.alive:
             return
         chunk = bulk.chunk
-        for parts in bulk.proof:
-            self.hear(source, parts)
+        for message in bulk.ahead:
+            self.hear(source, message)
         transfer = self.transfers.get(chunk.mid)
         held = 0 if transfer is None else len(transfer.session.held)
         self.hear(source, chunk)

@@ -19,7 +19,7 @@ from p2p.broadcast.pump_core import PumpCore
 from p2p.broadcast.transfer import Neighbour, Transfer
 from p2p.channel.stream import QUEUE_LIMIT
 from p2p.limits import KIB
-from p2p.protocol.versions import Chunk, Parts
+from p2p.protocol.versions import Chunk, Have, Parts
 
 CHANNEL_ROOM = QUEUE_LIMIT + 64 * KIB
 """Bytes that a channel takes before they leave: its queue, and what the kernel takes (UNSENT of the libp2p adapter)."""
@@ -28,8 +28,8 @@ CHANNEL_ROOM = QUEUE_LIMIT + 64 * KIB
 class Bulk(NamedTuple):
     """What a simulated bulk channel carries at once."""
 
-    proof: list[Parts]
-    """manifest parts that leave ahead of the chunk"""
+    ahead: list[Parts | Have]
+    """what leaves ahead of the chunk"""
     chunk: Chunk
 
 
@@ -164,7 +164,7 @@ class SimPump(PumpCore):
         if waiting and waiting + size > CHANNEL_ROOM and waiting * self._unsent(now) + size > CHANNEL_ROOM:
             return False
         message = Chunk(manifest.mid, job.chunk, job.duty, zeros(payload))
-        if not network.send(now, name, peer.name, size, Bulk(self.proof(peer, job), message)):
+        if not network.send(now, name, peer.name, size, Bulk(self.ahead(peer, job), message)):
             return False  # nobody is there any more: nothing will move until that is noticed
         self.handed += size
         self._smooth(size)

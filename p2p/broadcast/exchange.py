@@ -6,6 +6,7 @@ Must not know what a message means, or which chunk leaves next.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import trio
@@ -19,12 +20,19 @@ from p2p.weights.manifest import Manifest
 from p2p.weights.store import ChunkStore
 
 
+LATE_S = 0.02
+"""Seconds that a tick waits for a message to come along, before a timer is used up for it."""
+
+
 class Exchange(Inbox):
     """Sessions, manifests and store of one peer. Peers and manifests may be added before `run` and while it runs."""
 
     store: ChunkStore
     _pump: Pump
     _nursery: trio.Nursery | None = None
+    _timer: trio.CancelScope | None = None
+    """ends when a tick is overdue"""
+    _ticked_at = -inf
 
     def _make_pump(self) -> Pump:
         return Pump(self.transfers, self.store, self._now, self._lose)
@@ -38,8 +46,21 @@ class Exchange(Inbox):
             nursery.start_soon(self._pump.run)
             task_status.started()
             while True:
-                await trio.sleep(TICK_S)
-                self.tick()
+                with trio.CancelScope(deadline=trio.current_time() + TICK_S + LATE_S) as self._timer:
+                    await trio.sleep_forever()
+                self._tick_now()
+
+    async def handle(self, name: str, message: object) -> bool:
+        """See `Inbox.handle`. Where messages come all the time, timers are looked at between them: to be woken for it costs more
+        than to do it."""
+        if self._timer is not None and self._now() >= self._ticked_at + TICK_S:
+            self._timer.deadline = trio.current_time() + TICK_S + LATE_S
+            self._tick_now()
+        return await super().handle(name, message)
+
+    def _tick_now(self) -> None:
+        self._ticked_at = self._now()
+        self.tick()
 
     def _serve(self, peer: Neighbour) -> None:
         if self._nursery is not None:

@@ -2,7 +2,8 @@
 
 The source hears at once: it feeds those who have room, and hands out again what died with a distributor. The others repair by
 it, and repair is patient. Where peers are in groups, the source hears at once from some peers of each lane only (it could not
-listen to a thousand), and each peer tells its own group more often than the others. Must not know messages or links.
+listen to a thousand), and each peer tells its own group more often than the others. Whoever is sent a chunk hears beside it of
+what is new here (`beside_chunk`), which costs no message of its own. Must not know messages or links.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ ANSWER_AFTER = 8
 closes."""
 
 
+BESIDE = 32
+"""Chunk numbers that go beside a chunk at most: with them it still fits the encrypted record that it was made to fit."""
+
+
 class News(NamedTuple):
     """What is to be told now: that these chunks are held here."""
 
@@ -41,6 +46,8 @@ class Gossip:
     def __init__(self) -> None:
         self._for_source: list[int] = []
         self._near: list[int] = []
+        self._heard: dict[str, int] = {}
+        """peer -> so many of `_near`, from the first on, it heard of beside a chunk"""
         self._far: list[int] = []
         self._source_at = self._near_at = self._far_at = float("-inf")
         self._unanswered: dict[str, list[int]] = {}
@@ -58,23 +65,50 @@ class Gossip:
             return []
         return self._unanswered.pop(sender)
 
+    def beside_chunk(self, peer: str, session: Session) -> list[int]:
+        """What `peer`, to whom a chunk is about to go, is told beside it."""
+        places = session.places
+        if peer == session.source or not (places is None or places.near(peer)):
+            return []
+        self._gather(session)
+        start = self._heard.get(peer, 0)
+        some = self._near[start : start + BESIDE]
+        if some:
+            self._heard[peer] = start + len(some)
+            waiting = self._unanswered.get(peer)
+            if waiting:
+                told = set(some)
+                self._unanswered[peer] = [chunk for chunk in waiting if chunk not in told]
+        return some
+
+    def _gather(self, session: Session) -> None:
+        news = session.news()
+        if session.source is not None:
+            self._for_source += news
+        self._near += news
+
     def due(self, session: Session, now: float, linked: Container[str]) -> list[News]:
         """Whom to tell of which chunks; to be called some 20 times a second. `linked`: those that can be told anything."""
         places, source, complete = session.places, session.source, session.complete
         out: list[News] = []
-        news = session.news()
+        self._gather(session)
+        if source is not None and source not in linked:
+            self._for_source = []
         if source is not None and source in linked:
-            self._for_source += news
             if self._for_source and (_at_once(places) or complete or now >= self._source_at):
                 out.append(News([source], self._for_source))
                 self._for_source, self._source_at = [], now + QUIET_NEWS_S
                 if not _at_once(places):
                     self._unanswered.pop(source, None)
-        self._near += news
         if self._near and (complete or now >= self._near_at):
             others = [p for p in session.peers() if p != source and p in linked]
             near = others if places is None else [p for p in others if places.near(p)]
-            self._tell(near, self._near, out)
+            behind: dict[int, list[str]] = {}
+            for peer in near:
+                behind.setdefault(self._heard.get(peer, 0), []).append(peer)
+            for start, names in behind.items():
+                self._tell(names, self._near[start:], out)
+            self._heard.clear()
             if places is not None:
                 self._far += self._near
             if source is not None and _at_once(places):
@@ -87,7 +121,7 @@ class Gossip:
         return out
 
     def _tell(self, peers: list[str], chunks: list[int], out: list[News]) -> None:
-        if peers:
+        if peers and chunks:
             out.append(News(peers, chunks))
         for peer in peers:
             self._unanswered.pop(peer, None)

@@ -107,7 +107,7 @@ class Pump(PumpCore):
             return False
         task.left = self._messages(peer, job, data)
         try:
-            while task.left and peer.bulk.try_send(task.left[0]):
+            while task.left and peer.bulk.try_send(task.left[0], more=len(task.left) > 1):
                 del task.left[0]
         except ChannelClosed:  # the task finds that out, and ends
             return False
@@ -158,9 +158,9 @@ class Pump(PumpCore):
         return self._messages(peer, job, data)
 
     def _messages(self, peer: Neighbour, job: Job, data: bytes) -> list[bytes]:
-        """What is sent for a job: what proves the chunk, which counts as sent, and the chunk."""
+        """What is sent for a job: what leaves ahead of the chunk, which counts as sent, and the chunk."""
         job.transfer.traffic.first_at = job.transfer.traffic.first_at or self._now()
-        return [*map(encode, self.proof(peer, job)), encode(Chunk(job.transfer.manifest.mid, job.chunk, job.duty, data))]
+        return [*map(encode, self.ahead(peer, job)), encode(Chunk(job.transfer.manifest.mid, job.chunk, job.duty, data))]
 
     async def read(self, digest: bytes) -> bytes | None:
         """As `store.get`, past the disk where it is still in memory. A want of file handles or memory, which says nothing about

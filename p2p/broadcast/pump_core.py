@@ -14,7 +14,7 @@ from math import inf
 
 from p2p.broadcast.transfer import MEASURED_S, Job, Neighbour, Transfer, batches
 from p2p.broadcast.uplink import Uplink
-from p2p.protocol.versions import Parts, Relieve
+from p2p.protocol.versions import Have, Parts, Relieve
 
 LONGEST_PAUSE_S = 0.05
 """Seconds after which the pace is looked at again at the latest: it may have risen meanwhile."""
@@ -97,16 +97,19 @@ class PumpCore:
             self.uplink.idle(now)
         return None
 
-    def proof(self, peer: Neighbour, job: Job) -> list[Parts]:
-        """The manifest's parts that leave ahead of this chunk on the same channel, so that `peer` can always prove what it gets:
-        its segment's record, and the header before the first record. They count as sent."""
+    def ahead(self, peer: Neighbour, job: Job) -> list[Parts | Have]:
+        """What leaves ahead of this chunk on the same channel: the manifest's parts by which `peer` can prove what it gets (its
+        segment's record, and the header before the first record), and what is new here. It counts as sent."""
         manifest = job.transfer.manifest
         mid, segment = manifest.mid, manifest.segment_of(job.chunk)
-        if (mid, segment) in peer.parts_sent or segment is None:
-            return []
-        parts = [manifest.part(of) for of in (-1, segment) if (mid, of) not in peer.parts_sent]
-        peer.parts_sent |= {(mid, -1), (mid, segment)}
-        return [Parts(mid, batch) for batch in batches(parts)]
+        out: list[Parts | Have] = []
+        if (mid, segment) not in peer.parts_sent and segment is not None:
+            parts = [manifest.part(of) for of in (-1, segment) if (mid, of) not in peer.parts_sent]
+            peer.parts_sent |= {(mid, -1), (mid, segment)}
+            out += [Parts(mid, batch) for batch in batches(parts)]
+        if news := job.transfer.news.beside_chunk(peer.name, job.transfer.session):
+            out.append(Have(mid, tuple(news)))
+        return out
 
     def count_sent(self, job: Job) -> None:
         """The job's chunk is in its channel."""

@@ -19,6 +19,10 @@ EACH_S = 0.001
 """Seconds more between two looks for each connection: a look is a system call, and a head has thousands."""
 
 
+IDLE_S = 0.5
+"""Seconds after which it is seen that somebody limits or counts from now on: a twentieth of the ten over which a limit is kept."""
+
+
 class MeteredConnections:
     """The connections of `swarm`, libp2p's."""
 
@@ -35,7 +39,7 @@ class MeteredConnections:
         while True:
             connections = self._swarm.get_connections() if self._meter.looks or self._looked else []
             self.look(connections)
-            await trio.sleep(max(SETTLE_S, EACH_S * len(connections)))
+            await trio.sleep(max(SETTLE_S, EACH_S * len(connections)) if self._meter.looks else IDLE_S)
 
     def look(self, connections: list[Any]) -> None:
         """Count, and bound what is under way."""

@@ -53,8 +53,9 @@ class Channel:
         """
         raise NotImplementedError
 
-    def try_send(self, message: bytes) -> bool:
-        """Queue without waiting; False when there is no credit or no room right now."""
+    def try_send(self, message: bytes, *, more: bool = False) -> bool:
+        """Queue without waiting; False when there is no credit or no room right now. `more`: another follows at once, and this one
+        may wait for it."""
         raise NotImplementedError
 
     async def receive(self) -> bytes:

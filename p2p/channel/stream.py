@@ -146,9 +146,10 @@ class StreamChannel(Channel):
             finally:
                 self._starved_since = None
 
-    def try_send(self, message: bytes) -> bool:
+    def try_send(self, message: bytes, *, more: bool = False) -> bool:
+        """See `Channel.try_send`."""
         self._check_size(message)
-        return not self._send_lock.locked() and self._take(message)
+        return not self._send_lock.locked() and self._take(message, more=more)
 
     async def receive(self) -> bytes:
         """See `Channel.receive`."""
@@ -210,7 +211,7 @@ class StreamChannel(Channel):
         if len(message) > MAX_FRAME:
             raise ValueError(f"a message of {len(message)} bytes is over the limit of {MAX_FRAME}")
 
-    def _take(self, message: bytes) -> bool:
+    def _take(self, message: bytes, *, more: bool = False) -> bool:
         """Queue the message if there is credit and room. ChannelClosed when closed."""
         if self._reason is not None:
             raise ChannelClosed(self._reason)
@@ -219,6 +220,8 @@ class StreamChannel(Channel):
             return False
         self._queue.append((self._core.data_header(len(message)), message))
         self._queued_bytes += cost_of(len(message))
+        if more and self._idling:
+            return True
         now = trio.current_time()
         free = self._idling and not self._unwritten and not self._meter.up.rate
         if free and (len(message) >= SMALL or now - self._last_sent >= BATCH_S):

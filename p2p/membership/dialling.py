@@ -27,7 +27,7 @@ from p2p.protocol.reach import Introduce, Linked, LinkKinds, Meeting, NoMeeting,
 log = logging.getLogger("shoal.membership")
 
 LOOK_S = 1.0
-"""Seconds between two looks at a link that is up, and at what is to be told to the head."""
+"""Seconds between two looks at a peer that is banned or being met, and at what is to be told to the head."""
 
 MEETINGS = 8
 """Meetings that are tried at once: each is a few sockets that send a packet a second."""
@@ -108,12 +108,20 @@ class Dialler:
                 if peer in self._links or self._is_banned(peer) or peer in self._meeting:
                     if peer not in self._meeting:
                         self.pursuits.pop(peer, None)
-                    await trio.sleep(LOOK_S)
+                    await self._while_linked(peer)
                     continue
                 pursuit = self.pursuits.get(peer)
                 if pursuit is None:
                     pursuit = self.pursuits[peer] = Pursuit(self._me < peer, trio.current_time())
                 await self._take_step(member, pursuit)
+
+    async def _while_linked(self, peer: str) -> None:
+        """Until the link to `peer` is over, or a while has passed where there is none."""
+        link = self._links.get(peer)
+        if link is None:
+            await trio.sleep(LOOK_S)
+        else:
+            await link.over.wait()
 
     async def _take_step(self, member: RosterEntry, pursuit: Pursuit) -> None:
         now, may_ask = trio.current_time(), bool(self._network.listening) and self._head in self._links

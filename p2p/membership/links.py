@@ -93,6 +93,9 @@ class Link:
     doomed: trio.Event = field(default_factory=trio.Event, repr=False)
     """set when the link must close although its writer may be stuck"""
 
+    over: trio.Event = field(default_factory=trio.Event, repr=False)
+    """set when it is no link any more"""
+
     def __post_init__(self) -> None:
         self.outbox, self.outgoing = trio.open_memory_channel[bytes](OUTBOX)
 
@@ -203,6 +206,7 @@ class LinkTasks:
             up.set()
             if self.links.get(link.peer) is link:
                 del self.links[link.peer]
+            link.over.set()
             if not link.closing:  # whatever we close it for is no habit of the peer's
                 self._left(link.peer, came, trio.current_time())
             link.outbox.close()

@@ -34,7 +34,7 @@ class Pipe:
         await self._give.send(message)
         self.sent += len(message)
 
-    def try_send(self, message: bytes) -> bool:
+    def try_send(self, message: bytes, *, more: bool = False) -> bool:
         try:
             self._give.send_nowait(message)
         except trio.WouldBlock:

@@ -101,7 +101,7 @@ def test_the_header_and_each_record_go_ahead_once_to_each_neighbour() -> None:
     enter(core, "ab")
     while (peer := core.next(0.0)) is not None:
         assert peer.job is not None
-        ahead.append(core.proof(peer, peer.job))
+        ahead.append(core.ahead(peer, peer.job))
         peer.job = None
     records = Parts(mid, (b"header", b"record 1")), Parts(mid, (b"record 2",)), Parts(mid, (b"header", b"record 2"))
     assert ahead == [[records[0]], [], [records[1]], [records[2]], []]

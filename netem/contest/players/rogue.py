@@ -51,9 +51,9 @@ class RogueChannel(Channel):
         if really is not None:
             await self.inner.send(really)
 
-    def try_send(self, message: bytes) -> bool:
+    def try_send(self, message: bytes, *, more: bool = False) -> bool:
         really = self._conduct.out(message)
-        return really is None or self.inner.try_send(really)
+        return really is None or self.inner.try_send(really, more=more)
 
     async def receive(self) -> bytes:
         return await self.inner.receive()
