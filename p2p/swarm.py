@@ -339,6 +339,12 @@ class Swarm(LinkOwner):
                 complain(log, link.peer, refusal.at(peer=link.peer))
                 await self.on_refusal(link.peer, refusal)
 
+    def hear(self, link: Link, message: object) -> bool:
+        """See `LinkOwner.hear`."""
+        if self._up.get(link.peer) is not link:
+            return True  # a newer link has taken its place
+        return self._exchange_of(link.peer).hear_at_once(link.peer, message)
+
     async def on_refusal(self, peer: str, refusal: Refusal) -> None:
         """Tell the owner, and as a follower the head. Too many refusals, or a fatal one, cost the link, and keep the peer away
         for a while."""

@@ -51,12 +51,20 @@ class Exchange(Inbox):
                 self._tick_now()
 
     async def handle(self, name: str, message: object) -> bool:
-        """See `Inbox.handle`. Where messages come all the time, timers are looked at between them: to be woken for it costs more
-        than to do it."""
+        """See `Inbox.handle`."""
+        self._tick_if_due()
+        return await super().handle(name, message)
+
+    def hear_at_once(self, name: str, message: object) -> bool:
+        """As `handle`, without waiting; the Refusal of a message that is refused."""
+        self._tick_if_due()
+        return self.hear(name, message)
+
+    def _tick_if_due(self) -> None:
+        """Where messages come all the time, timers are looked at between them: to be woken for it costs more than to do it."""
         if self._timer is not None and self._now() >= self._ticked_at + TICK_S:
             self._timer.deadline = trio.current_time() + TICK_S + LATE_S
             self._tick_now()
-        return await super().handle(name, message)
 
     def _tick_now(self) -> None:
         self._ticked_at = self._now()

@@ -7,7 +7,7 @@ bytes, in order, each way, under application credits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -63,6 +63,10 @@ class Channel:
         (an oversized or malformed frame, credits overrun, silence): everything received before is delivered first.
         One task receives."""
         raise NotImplementedError
+
+    def offer(self, take: Callable[[bytes], bool] | None) -> None:
+        """From now on, where the channel can do it, offer each message to `take` as it comes, while none waits for `receive`; True
+        says that it is handled, and its credit is returned. `take` must neither wait nor raise. None: no more."""
 
     async def aclose(self, reason: str = "") -> None:
         """Close both directions; queued messages may be lost. Idempotent, never raises, safe from any task: a task

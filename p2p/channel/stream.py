@@ -117,6 +117,7 @@ class StreamChannel(Channel):
         self._idling = False
         """the writer waits for something to write"""
         self._inbox: deque[bytes] = deque()
+        self._offered: Callable[[bytes], bool] | None = None
         self._reason: str | None = None  # why it ended; None while open
         self._goodbye: str | None = None  # what a CLOSE frame still has to say
         self._ended, self._writer_done, self._reader_done = trio.Event(), trio.Event(), trio.Event()
@@ -161,10 +162,17 @@ class StreamChannel(Channel):
             self._arrived = trio.Event()
             await self._arrived.wait()
         message = self._inbox.popleft()
+        self._give_back(message)
+        return message
+
+    def _give_back(self, message: bytes) -> None:
         self._core.consumed(len(message))
         if self._core.ungranted >= GRANT_BATCH:
             self._wake.set()
-        return message
+
+    def offer(self, take: Callable[[bytes], bool] | None) -> None:
+        """See `Channel.offer`."""
+        self._offered = take
 
     async def aclose(self, reason: str = "") -> None:
         """See `Channel.aclose`. Waits at most CLOSE_WAIT_S."""
@@ -354,7 +362,11 @@ class StreamChannel(Channel):
         self._last_heard = trio.current_time()
         for event in self._core.feed(data):
             if isinstance(event, ReceivedMessage):
-                if self._reason is None:
+                if self._reason is not None:
+                    continue
+                if self._offered is not None and not self._inbox and self._offered(event.body):
+                    self._give_back(event.body)
+                else:
                     self._inbox.append(event.body)
                     self._arrived.set()
             elif isinstance(event, Granted):

@@ -24,8 +24,8 @@ from p2p.membership.texts import MAX_REASON, clean_message
 from p2p.membership.workload import PeerLoad
 from p2p.protocol.join import Renewal
 from p2p.protocol.messages import decode
-from p2p.protocol.versions import Chunk
-from p2p.protocol.wire import encode
+from p2p.protocol.versions import Chunk, Have, Parts
+from p2p.protocol.wire import encode, prefix_of
 
 log = logging.getLogger("shoal.membership")
 
@@ -39,6 +39,15 @@ ALL_BYTES, EACH_BYTES, STILL_S = 64 * MIB, 512 * KIB, 5.0
 """Bytes of control messages that may wait for all peers together; beyond that whoever lets most wait has to go, if it is more
 than EACH_BYTES and nothing of it has left for so many seconds. Sixty identities that never read had half a gigabyte kept;
 a node that joins a large run may have megabytes waiting for it, and takes them."""
+
+HEARD, HEARD_S = 32, 0.05
+"""Messages of one channel that are handled as they come, in so many seconds: the rest wait for their turn, between which others
+have theirs."""
+
+SHORT = 2 * KIB
+"""Bytes of a Have or of Parts that is handled as it comes: a few hundred numbers, or two signatures to check."""
+
+_CHUNK, _SHORT = prefix_of(Chunk), (prefix_of(Have), prefix_of(Parts))
 
 LOOK_S = 0.1
 """Seconds between two looks for such a peer: rosters for thousands, all at once, must not look at thousands for each."""
@@ -156,8 +165,27 @@ class LinkOwner:
     async def on_message(self, link: Link, message: object) -> None:
         """A decoded message of either channel. A Refusal that this raises closes the link."""
 
+    def hear(self, link: Link, message: object) -> bool:
+        """As `on_message`, for a Chunk, a short Have or short Parts, without waiting. False, or a Refusal: it was not handled, and comes to
+        `on_message`."""
+        return False
+
     async def on_refusal(self, peer: str, refusal: Refusal) -> None:
         """Something that `peer` sent is not accepted, and its link is about to close for it."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    """How one channel of a link is read."""
+
+    busy: bool = True
+    """a message that came before is being handled"""
+    rests_until: float = -inf
+    """nothing is handled before, since its peer takes more than its share of the time"""
+    since: float = -inf
+    """seconds of trio's clock"""
+    heard: int = 0
+    """messages that were handled at once since then"""
 
 
 class LinkTasks:
@@ -232,9 +260,41 @@ class LinkTasks:
         raise ChannelClosed(link.closing)
 
     async def _read(self, link: Link, channel: Channel) -> None:
+        reading = _Reading()
+        channel.offer(lambda data: self._hear(link, reading, data))
+        try:
+            await self._read_on(link, channel, reading)
+        finally:
+            channel.offer(None)
+
+    def _hear(self, link: Link, reading: _Reading, data: bytes) -> bool:
+        """Handle a message as it comes, if it is one of those that come most and each of which takes little: to wake a task for it
+        would cost as much again."""
+        now = trio.current_time()
+        if now - reading.since > HEARD_S:
+            reading.since, reading.heard = now, 0
+        is_chunk = data.startswith(_CHUNK)
+        allowed = not reading.busy and now >= reading.rests_until and reading.heard < HEARD
+        if not allowed or not (is_chunk or (len(data) <= SHORT and data.startswith(_SHORT))):
+            return False
+        reading.heard += 1
+        began = perf_counter()
+        try:
+            handled = self._owner.hear(link, decode(data))
+        except Exception:  # whatever it is, `_read_on` comes upon it too
+            return False
+        if handled and not is_chunk and link.peer != self._head:
+            reading.rests_until = now + self._workload.spent(link.peer, perf_counter() - began, now)
+        return handled
+
+    async def _read_on(self, link: Link, channel: Channel, reading: _Reading) -> None:
         while True:
             try:
+                reading.busy = False
                 data = await channel.receive()
+                reading.busy = True
+                if (pause := reading.rests_until - trio.current_time()) > 0:
+                    await trio.sleep(pause)
                 began = perf_counter()
                 message = clean_message(decode(data))
                 if isinstance(message, Renewal):

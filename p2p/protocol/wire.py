@@ -109,6 +109,12 @@ def encode(message: Any) -> bytes:
     return data
 
 
+def prefix_of(kind: type[Message]) -> bytes:
+    """The bytes that every message of this kind begins with, and no other."""
+    tag = str(kind.__struct_config__.tag).encode()
+    return bytes([_ARRAY + 1 + len(kind.__struct_fields__), _TEXT + len(tag)]) + tag
+
+
 class Decoder:
     """Reads the messages that are defined or imported in `namespaces` (`vars(module)`, `globals()`), and no others."""
 

@@ -5,6 +5,7 @@ It wraps the player's bulk channels, so everything else is production code. Must
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,6 +55,9 @@ class RogueChannel(Channel):
     def try_send(self, message: bytes, *, more: bool = False) -> bool:
         really = self._conduct.out(message)
         return really is None or self.inner.try_send(really, more=more)
+
+    def offer(self, take: Callable[[bytes], bool] | None) -> None:
+        self.inner.offer(take)
 
     async def receive(self) -> bytes:
         return await self.inner.receive()

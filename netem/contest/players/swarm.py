@@ -80,9 +80,19 @@ class CountingSwarm(Swarm):
 
     async def on_message(self, link: Link, message: object) -> None:
         """Also counts from whom each version's bytes came."""
+        self._count(link, message)
+        await super().on_message(link, message)
+
+    def hear(self, link: Link, message: object) -> bool:
+        """Also counts."""
+        handled = super().hear(link, message)
+        if handled:
+            self._count(link, message)
+        return handled
+
+    def _count(self, link: Link, message: object) -> None:
         if isinstance(message, Chunk):
             self.whence.setdefault(message.mid, Counter())[link.peer] += len(message.data)
-        await super().on_message(link, message)
 
 
 class ShoalPlayer(SwarmOwner):
