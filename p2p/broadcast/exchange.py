@@ -19,7 +19,6 @@ from p2p.errors import ShoalError
 from p2p.weights.manifest import Manifest
 from p2p.weights.store import ChunkStore
 
-
 LATE_S = 0.02
 """Seconds that a tick waits for a message to come along, before a timer is used up for it."""
 
@@ -114,7 +113,11 @@ class Exchange(Inbox):
         """The transfer once that is so. It is asked at each chunk and part; who waits is woken once."""
         while (transfer := self._transfer(mid)) and not is_so(transfer):
             called = trio.Event()
-            transfer.waiting.append((lambda t=transfer: self.transfers.get(mid) is not t or is_so(t), called.set))  # type: ignore[misc]
+
+            def settled(of: Transfer = transfer) -> bool:
+                return self.transfers.get(mid) is not of or is_so(of)
+
+            transfer.waiting.append((settled, called.set))
             await called.wait()
         return transfer
 

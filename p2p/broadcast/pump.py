@@ -99,19 +99,13 @@ class Pump(PumpCore):
             await trio.lowlevel.checkpoint()
 
     def _send_at_once(self, peer: Neighbour) -> bool:
-        """Hand the neighbour's job to its channel, if there is room: the task that serves it costs a
+        """Hand the neighbour's job to its channel, if its chunk is in memory and there is room: the task that serves it costs a
         turn of the scheduler a chunk. What finds no room is left to that task."""
         job, task = peer.job, self._tasks[peer]
         digest = job.transfer.manifest.chunk_digest(job.chunk) if job is not None else None
-        if job is None or digest is None:
+        data = self._recent.get(digest) if digest is not None else None
+        if job is None or data is None:
             return False
-        try:
-            data = self._recent.get(digest) or self._store.get(digest)
-        except OSError:  # the task waits until there are file handles or memory again
-            return False
-        if data is None:
-            return False
-        self.keep(digest, data)
         task.left = self._messages(peer, job, data)
         try:
             while task.left and peer.bulk.try_send(task.left[0], more=len(task.left) > 1):

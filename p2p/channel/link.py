@@ -124,7 +124,7 @@ class LinkCore:
         """The application took a received message of `size` bytes."""
         self._ungranted += cost_of(size)
 
-    def feed(self, data: bytes) -> Iterator[Event]:
+    def feed(self, data: bytes | memoryview) -> Iterator[Event]:
         """The events that `data` completes, in order; Refusal after those before the fault. Exhaust the iterator."""
         if self._fault is not None:
             raise self._fault

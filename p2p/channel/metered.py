@@ -20,7 +20,7 @@ EACH_S = 0.001
 
 
 IDLE_S = 0.5
-"""Seconds after which it is seen that somebody limits or counts from now on: a twentieth of the ten over which a limit is kept."""
+"""Seconds after which it is seen that somebody limits or counts from now on: a twentieth of those over which a limit is kept."""
 
 
 class MeteredConnections:

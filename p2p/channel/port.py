@@ -54,8 +54,8 @@ class Channel:
         raise NotImplementedError
 
     def try_send(self, message: bytes, *, more: bool = False) -> bool:
-        """Queue without waiting; False when there is no credit or no room right now. `more`: another follows at once, and this one
-        may wait for it."""
+        """Queue without waiting; False when there is no credit or no room right now. `more`: another follows at once, and this
+        one may wait for it."""
         raise NotImplementedError
 
     async def receive(self) -> bytes:
@@ -65,8 +65,8 @@ class Channel:
         raise NotImplementedError
 
     def offer(self, take: Callable[[bytes], bool] | None) -> None:
-        """From now on, where the channel can do it, offer each message to `take` as it comes, while none waits for `receive`; True
-        says that it is handled, and its credit is returned. `take` must neither wait nor raise. None: no more."""
+        """From now on, where the channel can do it, offer each message to `take` as it comes, while none waits for `receive`;
+        True says that it is handled, and its credit is returned. `take` must neither wait nor raise. None: no more."""
 
     async def aclose(self, reason: str = "") -> None:
         """Close both directions; queued messages may be lost. Idempotent, never raises, safe from any task: a task

@@ -30,8 +30,8 @@ READ_SIZE = 256 * KIB
 """Bytes asked of the transport at once: several chunks, so that a busy channel takes few turns of the scheduler."""
 
 QUEUE_LIMIT = 128 * KIB
-"""Bytes waiting for the writer before `send` waits too (one message of any size always fits an empty queue): two
-chunks keep the wire busy, and more would only make the scheduler's choices stale."""
+"""Bytes waiting for the writer before `send` waits too (one message of any size always fits an empty queue, or one of SMALL):
+two chunks keep the wire busy, and more would only make the scheduler's choices stale."""
 
 GRANT_BATCH = CHANNEL_WINDOW // 4
 """Bytes of consumed credit that are given back at once: a quarter of the window missing never stops a sender. Less credit goes
@@ -223,8 +223,9 @@ class StreamChannel(Channel):
         """Queue the message if there is credit and room. ChannelClosed when closed."""
         if self._reason is not None:
             raise ChannelClosed(self._reason)
-        full = self._queued_bytes and self._queued_bytes + len(message) > QUEUE_LIMIT
+        full = self._queued_bytes > SMALL and self._queued_bytes + len(message) > QUEUE_LIMIT
         if full or not self._core.has_credit(len(message)):
+            self._wake.set()  # something may wait there for `more`
             return False
         self._queue.append((self._core.data_header(len(message)), message))
         self._queued_bytes += cost_of(len(message))

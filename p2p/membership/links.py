@@ -166,8 +166,8 @@ class LinkOwner:
         """A decoded message of either channel. A Refusal that this raises closes the link."""
 
     def hear(self, link: Link, message: object) -> bool:
-        """As `on_message`, for a Chunk, a short Have or short Parts, without waiting. False, or a Refusal: it was not handled, and comes to
-        `on_message`."""
+        """As `on_message`, for a Chunk, a short Have or short Parts, without waiting. False, or a Refusal: it was not handled, and
+        comes to `on_message`."""
         return False
 
     async def on_refusal(self, peer: str, refusal: Refusal) -> None:
@@ -268,8 +268,8 @@ class LinkTasks:
             channel.offer(None)
 
     def _hear(self, link: Link, reading: _Reading, data: bytes) -> bool:
-        """Handle a message as it comes, if it is one of those that come most and each of which takes little: to wake a task for it
-        would cost as much again."""
+        """Handle a message as it comes, if it is one of those that come most and that take little: to wake a task for it would
+        cost as much again."""
         now = trio.current_time()
         if now - reading.since > HEARD_S:
             reading.since, reading.heard = now, 0

@@ -65,14 +65,15 @@ async def relay(swarm: SwarmUnderTest, number: int, honest: set[str], pause_s: f
     """A real node, but for what it sends to the honest ones."""
     node = await swarm.start_node(number)
     pump = node.agent.swarm.exchange._pump  # what it sends is late, whatever it says
-    send = pump._send  # the same
+    read, at_once = pump._read_job, pump._send_at_once  # the same
 
-    async def late(peer, job) -> None:
+    async def late(peer, job) -> list[bytes]:
         if peer.name in honest:
             await trio.sleep(pause_s)
-        await send(peer, job)
+        return await read(peer, job)
 
-    pump._send = late  # type: ignore[method-assign]
+    pump._send_at_once = lambda peer: peer.name not in honest and at_once(peer)  # type: ignore[method-assign]
+    pump._read_job = late  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("count", [1, 8, 60] if NIGHTLY else [8])

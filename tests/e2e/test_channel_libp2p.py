@@ -240,13 +240,18 @@ async def test_no_link_needs_fastecdsa(monkeypatch) -> None:
 
 async def test_trap_10_no_write_is_over_one_noise_record(monkeypatch) -> None:
     sizes: list[int] = []
-    write = YamuxTransport.write
+    write, try_write = YamuxTransport.write, YamuxTransport.try_write
 
     async def spy(self, data: bytes) -> None:
         sizes.append(len(data))
         await write(self, data)
 
+    def spy_at_once(self, data: bytes) -> bool:
+        sizes.append(len(data))
+        return try_write(self, data)
+
     monkeypatch.setattr(YamuxTransport, "write", spy)
+    monkeypatch.setattr(YamuxTransport, "try_write", spy_at_once)
     async with two_hosts() as (a, b):
         mine, theirs = await connect(a, b)
         message = os.urandom(1024 * KIB)

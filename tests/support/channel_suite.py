@@ -217,3 +217,55 @@ class ChannelSuite:
                 mine, theirs = await connect(a, b)
                 await mine.send(b"a new start")
                 assert await theirs.receive() == b"a new start"
+
+    async def test_messages_that_are_offered_come_in_order_and_give_their_credit_back(self, clock) -> None:
+        """Those that the offer does not take go to `receive`; none is offered while another waits there."""
+        count, size = 300, 64 * KIB  # more than four windows
+        async with self.pair() as (a, b):
+            mine, theirs = await connect(a, b)
+            got: list[int] = []
+            refused: list[int] = []
+
+            def take(message: bytes) -> bool:
+                number = int.from_bytes(message[:4], "big")
+                if number % 50 == 0:
+                    refused.append(number)
+                    return False
+                got.append(number)
+                return True
+
+            async def send() -> None:
+                for i in range(count):
+                    await mine.send(i.to_bytes(4, "big") + bytes(size))
+                await mine.send(count.to_bytes(4, "big"))
+
+            theirs.offer(take)
+            with patience():
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(send)
+                    while (message := await theirs.receive()) != count.to_bytes(4, "big"):
+                        got.append(int.from_bytes(message[:4], "big"))
+                        await trio.sleep(0.02)
+            assert got == list(range(count)) and 0 in refused and set(refused) <= set(range(0, count + 1, 50))
+
+            theirs.offer(None)
+            await mine.send(bytes(4))
+            with patience():
+                assert await theirs.receive() == bytes(4)
+
+    async def test_a_message_that_may_wait_for_the_next_one_leaves_with_it(self, clock) -> None:
+        """And by itself when the next one finds no room, since nobody would send it then."""
+        async with self.pair() as (a, b):
+            mine, theirs = await connect(a, b)
+            with patience():
+                assert mine.try_send(b"before", more=True) and mine.try_send(b"after")
+                assert [await theirs.receive() for _ in range(2)] == [b"before", b"after"]
+                sent = 0
+                while mine.try_send(bytes(MAX_FRAME)):  # nobody reads
+                    sent += 1
+                    await trio.sleep(0.01)
+                short = mine.try_send(b"short", more=True)
+                assert sent and not mine.try_send(bytes(MAX_FRAME))
+                for _ in range(sent):
+                    assert len(await theirs.receive()) == MAX_FRAME
+                assert not short or await theirs.receive() == b"short"

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from p2p.broadcast.draws import PeerDraws
+from p2p.broadcast.gossip import Gossip
 from p2p.broadcast.policies.registry import DEFAULT
 from p2p.broadcast.pump import Pump
 from p2p.broadcast.session import Session
@@ -61,7 +62,7 @@ def transfer_of(session: Session, sizes: int) -> Any:
         chunk_digest=lambda chunk: chunk.to_bytes(32, "big"), segment_of=lambda chunk: None, chunk_size=lambda chunk: CHUNK,
         size=400 * CHUNK,
     )  # fmt: skip
-    return SimpleNamespace(manifest=manifest, session=session, traffic=Traffic(), size=sizes, draws=PeerDraws())
+    return SimpleNamespace(manifest=manifest, session=session, traffic=Traffic(), size=sizes, draws=PeerDraws(), news=Gossip())
 
 
 async def drive(
