@@ -63,8 +63,8 @@ class ByteTransport(Protocol):
         ...
 
     def on_data(self, take: Callable[[bytes | memoryview], None] | None) -> None:
-        """From now on, where the transport can do it, hand what arrives to `take` at once, and not to `read`, which still hears of
-        the end. `take` must not raise. None: nothing more is wanted, and `read` returns b""."""
+        """From now on, where the transport can do it, hand what arrives to `take` at once, and not to `read`, which still hears
+        of the end. `take` must not raise. None: nothing more is wanted, and `read` returns b""."""
 
     async def aclose(self) -> None:
         """End our direction after what was written. The peer's direction can still be read. Never raises."""

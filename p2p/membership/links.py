@@ -166,8 +166,8 @@ class LinkOwner:
         """A decoded message of either channel. A Refusal that this raises closes the link."""
 
     def hear(self, link: Link, message: object) -> bool:
-        """As `on_message`, for a Chunk, a short Have or short Parts, without waiting. False, or a Refusal: it was not handled, and
-        comes to `on_message`."""
+        """As `on_message`, for a Chunk, a short Have or short Parts, without waiting. False, or a Refusal: it was not handled,
+        and comes to `on_message`."""
         return False
 
     async def on_refusal(self, peer: str, refusal: Refusal) -> None:

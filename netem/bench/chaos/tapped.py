@@ -41,7 +41,7 @@ from node.agent import Agent
 from node.engine.port import CommitResult, Engine, StateFile
 from node.install.engine_slot import EngineSlot
 from node.serving.batcher import TokenBatcher
-from p2p.broadcast.pump import Pump
+from p2p.broadcast.pump_core import PumpCore
 from p2p.broadcast.transfer import Job
 from p2p.protocol.generation import Tokens
 from p2p.protocol.rollout import TokenEvent, unpack_ids
@@ -74,7 +74,7 @@ def tap(log: int) -> None:
     """From here on this process writes its tokens down."""
     add, record_finished, to_head = Unwritten.add, Journal.record_finished, Agent._to_head
     record_tokens, take = Journal.record_tokens, TokenBatcher.add
-    attach, install, handed = EngineSlot.attach, EngineSlot.commit, Pump.count_sent
+    attach, install, handed = EngineSlot.attach, EngineSlot.commit, PumpCore.count_sent
 
     def write(*values: object) -> None:
         os.write(log, (json.dumps(values) + "\n").encode())
@@ -99,7 +99,7 @@ def tap(log: int) -> None:
         write("installed", str(state.version), time.monotonic())
         return result
 
-    def relayed(self: Pump, job: Job) -> None:
+    def relayed(self: PumpCore, job: Job) -> None:
         handed(self, job)
         write("relayed", time.monotonic())
 
@@ -122,7 +122,7 @@ def tap(log: int) -> None:
         record_finished(self, group)
 
     TokenBatcher.add, Agent._to_head = made, sent  # type: ignore[method-assign]
-    EngineSlot.attach, EngineSlot.commit, Pump.count_sent = attached, installed, relayed  # type: ignore[method-assign]
+    EngineSlot.attach, EngineSlot.commit, PumpCore.count_sent = attached, installed, relayed  # type: ignore[method-assign]
     Unwritten.add, Journal.record_tokens, Journal.record_finished = accepted, journaled, finished  # type: ignore[method-assign]
 
 
