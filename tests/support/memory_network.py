@@ -16,8 +16,9 @@ import trio
 
 from p2p.allowance.meter import HostMeter
 from p2p.channel.port import BULK, CONTROL, Channel, Network
-from p2p.channel.stream import ByteTransport, StreamChannel
+from p2p.channel.stream import StreamChannel
 from p2p.channel.table import ChannelTable
+from p2p.channel.transport import ByteTransport
 from p2p.errors import Unreachable
 from p2p.limits import HANDSHAKE_S
 
