@@ -4,8 +4,8 @@ The changes, each with the line of 0.8.1 that asks for it:
 * swarm.py `_handle_inbound_connection` holds a slot until the swarm ends, not until the connection does: a host stops
   accepting after `max_connections` connections in its lifetime.
 * varint.py `read_delim`, with which strangers speak first, believes any length up to 2**64 and reads so much.
-* yamux.py `handle_incoming` answers pings and stream openings itself (see `_muxer`); with bulk both ways both readers can wait for a
-  write that waits for the other's reader, for ever.
+* yamux.py `handle_incoming` answers pings and stream openings itself; with bulk both ways both readers can wait for a
+  write that waits for the other's reader, for ever; see `_muxer`.
 * yamux.py `_write_frame` formats a log line per frame whether or not it is wanted.
 * io/utils.py `read_exactly` gives up after a hundred reads, and a Noise record may come in more packets than that.
 * yamux.py, noise/io.py, io/trio.py: a long way for every frame; see `_hot`.
