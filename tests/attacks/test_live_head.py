@@ -39,6 +39,9 @@ BEGUN_S, MEASURED_S = (30.0, 30.0) if NIGHTLY else (10.0, 10.0)
 LEAST = 0.7
 """Share of the honest nodes' own pace that a run must keep."""
 
+CHANCE = 2
+"""Steps by which two counts over MEASURED_S may differ without a reason: eight runs alone made 13 to 18 in ten seconds."""
+
 HELD_S = 0.5
 """Seconds of a core that a turn of the head's loop may take."""
 
@@ -173,7 +176,8 @@ def check_attack(tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, co
     finally:
         logging.getLogger("shoal").removeHandler(handler)
     # On a machine that is busy with other things all are slower; what they lost by that is no attacker's doing.
-    assert under.steps_per_s >= LEAST * alone.steps_per_s * (1 - under.starved), f"{alone} {under}"
+    least = LEAST * alone.steps_per_s * (1 - under.starved) - CHANCE / MEASURED_S
+    assert under.steps_per_s >= least, f"{alone} {under}"
     assert max(begun.turn_s, under.turn_s) < HELD_S, f"{begun} {under}"
 
 

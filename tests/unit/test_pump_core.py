@@ -37,7 +37,7 @@ def transfer(step: int, *pushes: Push, relieved: tuple[Relieved, ...] = (), size
     def choose(ready: list[str], now: float) -> Push | None:
         return left.pop(0) if left and left[0].peer in ready else None
 
-    session: Any = SimpleNamespace(next=choose, relieved=lambda: list(relieved))
+    session: Any = SimpleNamespace(next=choose, relieved=lambda: list(relieved), source=None, places=None, news=list)
     manifest: Any = SimpleNamespace(
         version=Version(1, step), mid=mid, chunk_size=lambda chunk: size - chunk, size=64 * size,
         segment_of=lambda chunk: chunk if chunk < 4 else None,
