@@ -404,3 +404,69 @@ async def test_a_reader_that_the_library_has_forgotten_is_woken_when_the_connect
         muxer.streams[mine._yamux.stream_id] = mine._yamux  # the library's tables, put as an old fault left them
         mine._yamux.recv_closed = mine._yamux.reset_received = mine._yamux.closed = False  # the same
         await fails(lambda: mine.read(100))
+
+
+@pytest.mark.parametrize("packets", [0, 700])
+async def test_what_is_written_without_waiting_comes_in_order_among_what_waits(packets: int) -> None:
+    """The socket takes a part: the rest leaves before anything else, and who tries meanwhile is told that somebody is writing."""
+    async with hot_and_plain() as (ours, theirs, proxy):
+        proxy.pieces["there"] = packets
+        mine, there = await pair(ours, theirs)
+        other, other_there = await pair(ours, theirs)
+        session = ours.connection.muxed_conn.secured_conn
+        session._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * KIB)  # less than a frame
+        refused, sent = 0, 0
+        for number in range(40):
+            stream = mine if number % 3 else other
+            data = bytes([number]) * (4_000 + 200 * number)
+            if stream.try_write(data):
+                sent += 1
+            else:
+                refused += 1
+                await stream.write(data)
+            if number % 10 == 9:  # what was written is read: windows of 256 KiB hold about 50 of them
+                for before in range(number - 9, number + 1):
+                    size = 4_000 + 200 * before
+                    assert await read_exactly(there if before % 3 else other_there, size) == bytes([before]) * size
+        assert refused and sent
+
+
+async def test_data_goes_to_whoever_takes_it_after_what_was_there_before() -> None:
+    """The reader hears of the end only; with nobody to take it any more, it ends at once."""
+    from libp2p.network.stream.exceptions import StreamEOF
+
+    async with hot_and_plain() as (ours, theirs, _):
+        mine, there = await pair(ours, theirs)
+        await there.write(b"before")
+        with patience():
+            while not mine._muxer.stream_buffers[mine._yamux.stream_id]:
+                await trio.sleep(0.01)
+        got = bytearray()
+        mine.on_data(got.extend)
+        assert await mine.read(100) == b"before"
+        for number in range(20):  # several windows
+            await there.write(bytes([number]) * 60_000)
+        with patience():
+            while len(got) < 20 * 60_000:
+                await trio.sleep(0.01)
+        assert got == b"".join(bytes([number]) * 60_000 for number in range(20))
+        await there.close()
+        with patience(), pytest.raises(StreamEOF):
+            assert await mine.read(100) == b""
+
+        deaf, loud = await pair(ours, theirs)
+        deaf.on_data(got.extend)
+        async with trio.open_nursery() as nursery:
+            with patience():
+                nursery.start_soon(deaf.read, 100)
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                deaf.on_data(None)
+                assert await deaf.read(100) == b""
+        await loud.write(b"nobody reads this")
+
+
+async def test_nothing_is_written_without_waiting_on_a_connection_that_is_over() -> None:
+    async with hot_and_plain() as (ours, theirs, _):
+        mine, _there = await pair(ours, theirs)
+        await ours.connection.muxed_conn.break_now()
+        assert not mine.try_write(b"too late")
