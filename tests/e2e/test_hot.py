@@ -439,7 +439,7 @@ async def test_data_goes_to_whoever_takes_it_after_what_was_there_before() -> No
         mine, there = await pair(ours, theirs)
         await there.write(b"before")
         with patience():
-            while not mine._muxer.stream_buffers[mine._yamux.stream_id]:
+            while not mine._muxer.stream_buffers[mine._yamux.stream_id]:  # nothing else tells that it is there
                 await trio.sleep(0.01)
         got = bytearray()
         mine.on_data(got.extend)
