@@ -11,7 +11,7 @@ import trio
 from p2p.channel.link import cost_of
 from p2p.channel.port import BULK, CONTROL, Channel, Network
 from p2p.errors import ChannelClosed
-from p2p.limits import CHANNEL_WINDOW, KIB, MAX_FRAME
+from p2p.limits import CHANNEL_WINDOW, KEEPALIVE_S, KIB, MAX_FRAME
 from tests.support.watchdog import patience
 
 Pair = tuple[Network, Network]
@@ -260,12 +260,11 @@ class ChannelSuite:
             with patience():
                 assert mine.try_send(b"before", more=True) and mine.try_send(b"after")
                 assert [await theirs.receive() for _ in range(2)] == [b"before", b"after"]
-                sent = 0
-                while mine.try_send(bytes(MAX_FRAME)):  # nobody reads
-                    sent += 1
-                    await trio.sleep(0.01)
-                short = mine.try_send(b"short", more=True)
-                assert sent and not mine.try_send(bytes(MAX_FRAME))
-                for _ in range(sent):
-                    assert len(await theirs.receive()) == MAX_FRAME
-                assert not short or await theirs.receive() == b"short"
+                await until_settled(lambda: 0, 0.05)  # the writer has nothing to do
+                assert all(mine.try_send(bytes(3 * KIB), more=True) for _ in range(2))
+                assert not mine.try_send(bytes(MAX_FRAME))
+            with trio.fail_after(KEEPALIVE_S / 2):  # a keepalive would take them along
+                assert [len(await theirs.receive()) for _ in range(2)] == [3 * KIB, 3 * KIB]
+            with patience():
+                assert mine.try_send(b"short", more=True) and mine.try_send(bytes(MAX_FRAME))
+                assert await theirs.receive() == b"short" and len(await theirs.receive()) == MAX_FRAME
