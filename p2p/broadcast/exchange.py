@@ -117,8 +117,13 @@ class Exchange(Inbox):
             def settled(of: Transfer = transfer) -> bool:
                 return self.transfers.get(mid) is not of or is_so(of)
 
-            transfer.waiting.append((settled, called.set))
-            await called.wait()
+            entry = settled, called.set
+            transfer.waiting.append(entry)
+            try:
+                await called.wait()
+            finally:
+                if entry in transfer.waiting:  # cancelled: nobody is to be asked for it at every chunk from now on
+                    transfer.waiting.remove(entry)
         return transfer
 
     def _transfer(self, mid: bytes) -> Transfer:

@@ -9,11 +9,12 @@ import pytest
 import trio
 
 from p2p.broadcast.draws import PeerDraws
+from p2p.broadcast.exchange import Exchange
 from p2p.broadcast.gossip import Gossip
 from p2p.broadcast.policies.registry import DEFAULT
 from p2p.broadcast.pump import Pump
 from p2p.broadcast.session import Session
-from p2p.broadcast.transfer import Neighbour, Traffic
+from p2p.broadcast.transfer import Neighbour, Traffic, Transfer
 from p2p.broadcast.uplink import Uplink
 from p2p.channel.port import PathState
 from p2p.limits import KIB
@@ -157,3 +158,21 @@ async def test_charging_too_much_is_what_a_pace_cannot_bear(share) -> None:
     run = Run(Overcharged(), Link(20 * MBIT), 16 * KIB)
     run.go(90.0)
     assert run.carried(60.0) < 0.5 * 20 * MBIT
+
+
+async def test_who_gives_up_waiting_for_a_segment_is_asked_no_more(autojump_clock) -> None:
+    """An installer's watch cancels and asks again; what it waited for may never come."""
+    transfer = Transfer(SimpleNamespace(whole=False), None, Traffic(), wanted=True)  # type: ignore[arg-type]
+    exchange: Any = SimpleNamespace(transfers={b"m": transfer}, _transfer=lambda mid: transfer)
+    for _ in range(3):
+        with trio.move_on_after(1):
+            await Exchange._once(exchange, b"m", lambda of: of.manifest.whole)  # what `sealed` and `segment` wait by
+    assert transfer.waiting == []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Exchange._once, exchange, b"m", lambda of: of.manifest.whole)  # the same
+        await trio.sleep(1)
+        transfer.wake()
+        assert len(transfer.waiting) == 1
+        transfer.manifest.whole = True  # type: ignore[misc]
+        transfer.wake()
+    assert transfer.waiting == []
