@@ -171,7 +171,16 @@ def build_model(config: Any, *, device: torch.device, dtype: torch.dtype, attent
     model.tie_weights()  # no_init_weights leaves this out too
     model.eval()
     model.requires_grad_(False)
+    if (head := model.get_output_embeddings()) is not None:
+        head.register_forward_pre_hook(_plain_strides)
     return model
+
+
+def _plain_strides(layer: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The head's input [rows, columns, hidden] as if it were not the last columns of a longer one: torch multiplies a cut of
+    several dimensions by batches, and on a CPU copies the whole vocabulary projection for it (bf16: 55 ms of a pass of 200)."""
+    hidden, *rest = given
+    return hidden.reshape(-1, hidden.shape[-1]).view(hidden.shape), *rest
 
 
 def check_layout(layout: Layout, tensors: dict[str, torch.Tensor]) -> None:
