@@ -35,8 +35,12 @@ from p2p.version import Version
 WAIT_S = 900.0
 """Seconds of the longest wait, for nodes to load their engines: so long that only a hang reaches it."""
 
-LOOK_S = 0.005
-"""Seconds between two looks at the nodes' logs."""
+LOOK_S = 0.05
+"""Seconds between two looks at the nodes' logs: when a stage was reached is what they say themselves, and looking takes of the
+cores that are measured."""
+
+FIRST = "first token"
+"""The stage at which the clock stops."""
 
 PORT = 4001
 """On which every host listens."""
@@ -99,7 +103,7 @@ def _measure(
             for place, name in enumerate(names):
                 engine = _engine(place, engine_python, computing, vocab)
                 run.start_node(name, model, engine, dtype)
-            run.wait_for("version 1.0", names, "1.0", WAIT_S)
+            run.wait_for("version 1.0", names, Version(1, 0), WAIT_S)
             give_way(child.pid for child in children.all if child.name in names)
             times, bytes_, stages, loads, reached, queued = [], [], [], [], [], []
             for step in range(1, versions + 1):
@@ -113,11 +117,11 @@ def _measure(
                 began = time.monotonic()  # the optimizer step has ended
                 client.publish(step, state)
                 published = Reached(Version(1, step), "published", time.monotonic())
-                seen = run.wait_for(f"version 1.{step}", names, f"1.{step}", WAIT_S)
-                times.append({name: at - began for name, at in seen.items()})
+                run.wait_for(f"version 1.{step}", names, Version(1, step), WAIT_S)
                 queued.append(queueing.since())
                 client.log(step, {})
                 reached.append(run.stages(names, Version(1, step), began, published))
+                times.append({name: stages_of[FIRST] for name, stages_of in reached[-1].items()})
                 loads.append(os.getloadavg()[0])
                 stages.append(dict(client.stages))
                 bytes_.append(run.delta_bytes(step))
@@ -174,17 +178,15 @@ class _Run:
             "--json", "-v", "--dtype", dtype, *engine,
         )  # fmt: skip
 
-    def wait_for(self, what: str, names: Sequence[str], version: str, wait_s: float) -> dict[str, float]:
-        """Node -> when (monotonic) its first token under `version` was seen in its log."""
-        seen: dict[str, float] = {}
+    def wait_for(self, what: str, names: Sequence[str], version: Version, wait_s: float) -> None:
+        """Return when each node's log tells of its first token under `version`."""
+        missing = list(names)
         deadline = time.monotonic() + wait_s
-        while len(seen) < len(names):
-            for name in names:
-                if name not in seen and f"first token under version {version}\n" in self.children.said(name):
-                    seen[name] = time.monotonic()
-            self._check(deadline, f"{what} at {', '.join(n for n in names if n not in seen)}")
+        while missing:
+            lines = {name: read_stages(self.children.said(name)) for name in missing}
+            missing = [n for n in missing if not any(r.version == version and r.stage == FIRST for r in lines[n])]
+            self._check(deadline, f"{what} at {', '.join(missing)}")
             time.sleep(LOOK_S)
-        return seen
 
     def queueing(self) -> Queueing:
         """Count from now on how the processes wait for a core; the trainer is this one."""
