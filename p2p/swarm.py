@@ -183,6 +183,11 @@ class Swarm(LinkOwner):
         """The source's: how nodes are linked with each other, as plain values (see `pairs.PairLink`)."""
         return [pair._asdict() for pair in self.matchmaker.pairs()] if self.matchmaker is not None else []
 
+    @property
+    def turned_away(self) -> int:
+        """As `Peering.turned_away`."""
+        return self.peering.turned_away
+
     async def leave(self, reason: str) -> None:
         """Close every link."""
         for peer in list(self.links):

@@ -379,7 +379,7 @@ class Head(SwarmOwner):
             "nodes": [*islice(nodes.values(), MAX_ROWS), *(g for p, g in self.gone.items() if p not in nodes)],
             "max_staleness": self.config.rollout.max_staleness,
             "max_staleness_seen": self.rollouts.buffers.max_staleness_seen,
-            "refusals": self.refusals, "pairs": self.swarm.pairs(),
+            "refusals": self.refusals, "turned_away": self.swarm.turned_away, "pairs": self.swarm.pairs(),
             "unscored": {"groups": self.rollouts.buffers.unscored_groups, "last": self.rollouts.buffers.unscored_last},
             "trajectories": {
                 "reserved": tally.reserved, "consumed": tally.consumed, "aborted": tally.aborted,

@@ -200,6 +200,9 @@ SECTIONS: tuple[MetricSection, ...] = (
             now("refusals", "shoal_refusals",
                  "What nodes or the trainer sent or did that was refused, and what nodes report of others. The log says each.",
                  kind="counter"),
+            now("turned_away", "shoal_turned_away",
+                 "Connections and channels that were closed before anything was read, since too many came from one place or in all.",
+                 kind="counter"),
         ),
     ),
     MetricSection(

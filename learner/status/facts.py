@@ -43,12 +43,18 @@ def run_facts(state: RunState) -> list[Fact]:
         Fact("endpoint", endpoint(state)),
         Fact("spent", spent(state)),
         Fact("links", links(state)),
+        Fact("turned away", turned_away(state)),
         Fact("weights sent", weights_sent(state)),
         Fact("one version", one_version(state)),
         Fact("limits", state.limits),
         Fact("checkpoint", state.checkpoint),
     )
     return [fact for fact in facts if fact.text]
+
+
+def turned_away(state: RunState) -> str:
+    """Who came too often, or with too many others, to be heard; "" for nobody."""
+    return f"{counted(state.turned_away, 'visit')}: too many from one place or in all" if state.turned_away else ""
 
 
 def ran(state: RunState) -> str:

@@ -222,6 +222,8 @@ class RunState(Part):
     """those who are there first, then by name"""
     pairs: tuple[PairRow, ...] = ()
     """how nodes are linked with each other, those without a link first"""
+    turned_away: int = 0
+    """connections and channels that were closed before anything was read, since too many came"""
     max_staleness: int = 0
     max_staleness_seen: int = 0
     trajectories: TrajectoryCounts = TrajectoryCounts()

@@ -152,6 +152,10 @@ class Libp2pNetwork(Network):
     def mapped(self) -> str:
         return self.mapping.address if self.mapping is not None else ""
 
+    @property
+    def turned_away(self) -> int:
+        return int(self._swarm.visits.turned_away)
+
     async def meet(self, peer: str, addresses: Sequence[str], *, first: bool, seconds: float) -> None:
         """See `Network.meet`."""
         ends = [end for end in map(endpoint_of, addresses) if end is not None]

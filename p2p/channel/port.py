@@ -118,6 +118,11 @@ class Network(Protocol):
         """The address of a port that a router mapped to this host, in the same form; "" for none."""
         return ""
 
+    @property
+    def turned_away(self) -> int:
+        """Connections that were closed before their handshake, since too many came."""
+        return 0
+
     async def meet(self, peer: str, addresses: Sequence[str], *, first: bool, seconds: float) -> None:
         """Connect to `peer`, who does the same towards this host at this moment: from the port listened on, to all of `addresses`
         at once. `first`: this side begins the handshake, and is to `open` the channels; exactly one of the two must.

@@ -20,6 +20,9 @@ SHORT_LINKS, LINK_EACH_S = 5, 10.0
 """The same of one peer's links. One that ends before the seconds of the latter is short: who stays just longer has no more links
 by it than who does not."""
 
+HELLOS, HELLO_EACH_S = 20, 1.0
+"""The same of hellos that come to no link, over however few connections. An honest peer says one again seconds after a refusal."""
+
 A_SECOND, AT_ONCE = 50, 200
 """Connections that are taken in each second from all places together, and beyond that at once. Handshakes of so many take half a
 core; a thousand nodes join in 20 s."""

@@ -16,7 +16,7 @@ from typing import Any
 import trio
 
 from p2p.channel.port import BULK, CONTROL, Channel, Network
-from p2p.channel.visits import LINK_EACH_S, SHORT_LINKS, ShortVisits
+from p2p.channel.visits import HELLO_EACH_S, HELLOS, LINK_EACH_S, SHORT_LINKS, ShortVisits
 from p2p.complaints import complain
 from p2p.errors import ChannelClosed, Refusal, Unreachable
 from p2p.identity import Identity
@@ -48,6 +48,9 @@ DOOR_S = 1.0
 
 OFTEN = "its links end as soon as they are up: it may come again in a while"
 """Why a peer is sent away that comes and goes without end."""
+
+FRUITLESS = "its hellos come to no link: it may come again in a while"
+"""Why a peer is sent away that says hello without end."""
 
 
 class JoinRefused(Exception):
@@ -86,6 +89,9 @@ class Peering:
         self.head, self.me = settings.head, identity.peer_id
         self._short_links = ShortVisits(SHORT_LINKS, LINK_EACH_S, LINK_EACH_S)
         """whose links end as soon as they are up"""
+        self._sent_away = 0
+        self._hellos = ShortVisits(HELLOS, HELLO_EACH_S)
+        """whose hellos come to no link: each is counted when its channel comes, and taken back where a link begins"""
         self._tasks = LinkTasks(owner, self._renewed, settings.head, left=self._short_links.left)
         self.links: dict[str, Link] = self._tasks.links
         """live links by peer, from the end of the handshake on"""
@@ -201,13 +207,26 @@ class Peering:
         """Whether `peer` was expelled, and its time is not over."""
         return self.gate.banned.holds(peer, trio.current_time())
 
+    @property
+    def turned_away(self) -> int:
+        """Connections that were not taken in, and channels that were closed before anything was read, since too many came."""
+        return self._network.turned_away + self._sent_away
+
     # --- accepting ---------------------------------------------------------------------------------------------------
 
     async def _accept(self, channel: Channel) -> None:
         peer = channel.peer
         channel.restrict(GREETING_WINDOW)
         came = trio.current_time()
+        if not self._hellos.may_come(peer, came):
+            self._sent_away += 1
+            complain(log, peer, f"{peer} is sent away: {FRUITLESS}")
+            await channel.aclose(FRUITLESS)
+            await self._network.drop(peer, FRUITLESS)  # its link too: else it would go on over the same connection
+            return
+        self._hellos.change(peer, -1, came)
         if channel.kind == CONTROL and not self._short_links.may_come(peer, came):
+            self._sent_away += 1
             complain(log, peer, f"{peer} is sent away: {OFTEN}")
             await self._part_with(channel, OFTEN)
             return
@@ -248,6 +267,7 @@ class Peering:
         if half is None:
             await self._part_with(channel, "bulk channel without a control channel")
             return
+        self._hellos.change(peer, 2, trio.current_time())
         reach = reach_of(peer, hello.addresses, channel.remote(), self._network.addresses if self.me == self.head else ())
         kind = self.dialler.kind_of_arrival(peer)
         await self._start(Link(peer, hello.name, half[0], channel, site=hello.site, reach=reach, kind=kind))

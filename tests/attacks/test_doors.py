@@ -11,8 +11,11 @@ import pytest
 import trio
 
 from learner.head.head import Head
-from p2p.channel.visits import LINK_EACH_S, SHORT_LINKS
+from p2p.channel.port import BULK, CONTROL
+from p2p.channel.visits import HELLO_EACH_S, HELLOS, LINK_EACH_S, SHORT_LINKS
 from p2p.complaints import ALL_PER_S, FIRST_OF_ALL
+from p2p.errors import ChannelClosed, Refusal, Unreachable
+from p2p.membership.admission import Membership, sign_membership
 from p2p.membership.banlist import BAN_S
 from p2p.protocol.generation import NodeStatus, Tokens
 from p2p.protocol.rollout import TokenEvent
@@ -20,9 +23,10 @@ from p2p.protocol.versions import GetCatalog, GetParts, Have, Report, Subscribe,
 from p2p.protocol.wire import MANY, MAX_LINE, encode_struct
 from p2p.version import Version
 from tests.attacks.strangers import Stranger, frame, steps_made
-from tests.support.harness import wall
+from tests.support.harness import RUN, WALL, wall
 from tests.support.nightly import HOW_MANY
-from tests.swarm.test_head import Bench, open_head
+from tests.support.rogue import greet, hello
+from tests.swarm.test_head import HEAD, Bench, open_head
 
 MANY_STRANGERS = pytest.mark.parametrize("count", HOW_MANY)
 V1 = Version(1, 0)
@@ -177,4 +181,39 @@ async def test_who_comes_back_and_back_draws_a_few_states(tmp_path, autojump_clo
         assert all(s.heard_bytes >= size for s in there), "a state that is asked for comes"
         allowed = 3.2 * size + (64 << 10) * max(s.admitted for s in there)
         assert all(s.heard_bytes <= allowed for s in there)
+        await steps_made(bench, 3)
+
+
+@pytest.mark.parametrize("way", ["refused", "replaced", "no control"])
+async def test_hellos_that_come_to_no_link_are_bounded(tmp_path, autojump_clock, monkeypatch, way: str) -> None:
+    """However few connections they come over. Each costs the head the check of a signature."""
+    async with open_head(tmp_path / "run", standing={}, wall=wall) as bench:
+        gate, checked = bench.head.swarm.peering.gate, 0
+        admit = gate.admit
+
+        def counted(peer, hello, now):
+            nonlocal checked
+            checked += peer == who.who.peer_id
+            if way == "refused" and peer == who.who.peer_id:
+                raise Refusal("come later", peer=peer)
+            return admit(peer, hello, now)
+
+        who, kind = Stranger(bench, 1), BULK if way == "no control" else CONTROL
+        monkeypatch.setattr(gate, "admit", counted)
+        proof = sign_membership(HEAD, Membership(RUN, bench.head.epoch, who.who.peer_id, int(WALL + 1e6)))
+
+        async def insist() -> None:
+            async with bench.switch.network(who.who.peer_id) as network:
+                while True:
+                    try:
+                        channel, _ = await greet(network, HEAD.peer_id, hello(proof), kind)
+                        if way != "replaced":
+                            await channel.aclose("again")
+                    except (ChannelClosed, Unreachable):
+                        pass
+                    await trio.sleep(0.01)
+
+        bench.nursery.start_soon(insist)
+        await trio.sleep(60)
+        assert HELLOS <= checked <= HELLOS + 60 / HELLO_EACH_S + 1, checked
         await steps_made(bench, 3)
