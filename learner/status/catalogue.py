@@ -201,7 +201,7 @@ SECTIONS: tuple[MetricSection, ...] = (
                  "What nodes or the trainer sent or did that was refused, and what nodes report of others. The log says each.",
                  kind="counter"),
             now("turned_away", "shoal_turned_away",
-                 "Connections and channels that were closed before anything was read, since too many came from one place or in all.",
+                 "Connections and channels that were closed before anything was read: too many came from one place or in all.",
                  kind="counter"),
         ),
     ),

@@ -21,7 +21,7 @@ SHORT_LINKS, LINK_EACH_S = 5, 10.0
 by it than who does not."""
 
 HELLOS, HELLO_EACH_S = 20, 1.0
-"""The same of hellos that come to no link, over however few connections. An honest peer says one again seconds after a refusal."""
+"""The same of hellos that come to no link, over however few connections. An honest peer waits seconds after a refusal."""
 
 A_SECOND, AT_ONCE = 50, 200
 """Connections that are taken in each second from all places together, and beyond that at once. Handshakes of so many take half a

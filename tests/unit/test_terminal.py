@@ -185,7 +185,8 @@ def test_a_thread_that_was_given_up_tells_no_step_twice() -> None:
 def test_status_shows_what_the_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
     print_status(a_run(finished=True, turned_away=37))
     said = capsys.readouterr().out
-    for words in ("37 visits: too many", "20 of 40", "3 nodes: 2 active, 1 warm", "learner busy 75 %", "20 ms", "2 1", "checkpoints/step-20"):
+    for words in ("37 visits: too many", "20 of 40", "3 nodes: 2 active, 1 warm", "learner busy 75 %", "20 ms", "2 1",
+                  "checkpoints/step-20"):  # fmt: skip
         assert words in said, words
 
 
