@@ -50,6 +50,10 @@ SOURCE_AFTER_S = 0.6
 SILENT_GAPS = 3.0
 """A distributor is silent when nothing has come from it for the patience and this many times its usual pause."""
 
+BUSY_TIMES = 3.0
+"""The same, so many times as long, while the downlink is busy with what others push: a slow one that many share goes without a
+chunk of one of them for long, and what is pulled then comes no sooner in all and, mostly, twice."""
+
 MAX_SLACK_S = 2 * LEASE_S
 """The most seconds that a slow link may add to the patience with a distributor and with the source."""
 
@@ -322,9 +326,7 @@ class Pulls:
         all the others did too: wants can get lost, and nobody may be given up for good."""
         first, spared = self._first.get(chunk), None
         if not look.catching:
-            silent = (
-                first is None or look.now - max(first.due[chunk], first.chunk_at) >= look.patience + SILENT_GAPS * first.gap_s
-            )
+            silent = first is None or self._silent(chunk, first, look)
             if not self._overdue(chunk, max(since, self._far.get(chunk, since)), first, silent, look):
                 return None
             # While it pushes, others bring the chunk without a duplicate; while the downlink is idle, sooner too.
@@ -349,6 +351,12 @@ class Pulls:
             for supplier in self._suppliers.values():
                 supplier.broke.pop(chunk, None)
         return None
+
+    @staticmethod
+    def _silent(chunk: int, first: _Supplier, look: _Look) -> bool:
+        """Whether nothing has come for long from whoever announced this chunk first."""
+        usual = look.patience + SILENT_GAPS * first.gap_s
+        return look.now - max(first.due[chunk], first.chunk_at) >= usual * (1.0 if look.idle else BUSY_TIMES)
 
     @staticmethod
     def _overdue(chunk: int, since: float, first: _Supplier | None, silent: bool, look: _Look) -> bool:

@@ -229,6 +229,17 @@ def test_a_slow_receiver_of_pushes_gets_everything_about_once_and_holds_up_nobod
         assert others < OVERDUE_S + 2, f"seed {seed}: {others:.1f} s"  # what was seeded there is sent by the source then
 
 
+def test_a_slow_downlink_that_many_share_pulls_nothing_while_it_is_busy() -> None:
+    """Each of twelve gets a chunk through in a second and a half in the mean, and now and then in many."""
+    for seed in range(3):
+        sim = swarm(seed, 12, 300, slowest=0.03)
+        slow = sim.add("slow", 0.05, down_s=0.12)
+        sim.make(0.0)
+        sim.run(100)
+        assert sim.finished, f"seed {seed}"
+        assert slow.arrived <= 1.02 * 300, f"seed {seed}: {slow.arrived} chunks sent for 300"
+
+
 def test_a_distributor_that_trickles_costs_seconds_and_not_its_whole_backlog() -> None:
     """Each of three others gets a chunk from it every 0.25 s; to pass on its share of 200 would take 48 s."""
     for seed in range(3):
