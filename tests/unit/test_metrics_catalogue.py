@@ -34,7 +34,7 @@ OPENMETRICS = "application/openmetrics-text"
 # One of everything that the status page may have.
 STATUS: dict[str, Any] = {
     "run": 'a "run"\nid', "seconds": 3.5, "step": 4, "steps": 9, "version": "2.4", "versions_published": 5, "max_staleness": 2,
-    "max_staleness_seen": 1, "refusals": 7, "learner_egress_bytes": 100, "peer_bytes": 50, "anchor_bytes": 60,
+    "max_staleness_seen": 1, "refusals": 7, "turned_away": 6, "learner_egress_bytes": 100, "peer_bytes": 50, "anchor_bytes": 60,
     "trajectories": {"reserved": 8, "consumed": 4, "aborted": {"stale": 2, "a new reason": 1}, "outstanding": 1, "lost": 0},
     "moved": {"slow": 3}, "unscored": {"groups": 2, "last": "reward function score: it raised"},
     "requests": {

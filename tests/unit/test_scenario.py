@@ -164,7 +164,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     file.write_text("payload = ")
     with pytest.raises(UsageError, match="is not TOML"):
         load_scenario(file)
-    with pytest.raises(UsageError, match=r"no scenario 'blizzard': a file, or one of corrupt-relay, delays, "):
+    with pytest.raises(UsageError, match=r"no scenario 'blizzard': a file, or one of corrupt-relay, data-centre, delays, "):
         find_scenario("blizzard")
 
 
