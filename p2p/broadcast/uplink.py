@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from math import inf
+from math import inf, sqrt
 
 from p2p.limits import KIB
 
@@ -55,6 +55,12 @@ FULL_QUEUE_S = 0.08
 LOST, LOST_BYTES = 0.1, 64 * KIB
 """So much sent again in START_SAMPLE_S, of what was delivered and at the least: queues overflow. That ends the search also of
 who has little to send, a relay of short versions, who would drown its own packets with every one of them otherwise."""
+
+DOUBT_S = 0.1
+"""Seconds between two doubts of a rate that the search has found and that no longer measurement has confirmed. Where LOST says
+that queues overflow, it becomes the geometric mean of itself and what was steadily delivered. The search takes what came in
+START_SAMPLE_S, up to 40 % too much where acknowledgements came in a burst just then, and versions that are over in less than
+SAMPLE_S would lose packets for as long as several of them take."""
 
 DRY_S = 0.02
 """Seconds. Having nothing to send for less is no idleness: packets still wait in front of the uplink."""
@@ -99,6 +105,10 @@ class _Delivery:
     lossy: bool
 
 
+def _overflows(again: float, delivered: float) -> bool:
+    return again >= max(LOST * delivered, LOST_BYTES)
+
+
 class Uplink:
     """`wait` says how long to wait before sending, `spent` what was sent, `observe` what arrived."""
 
@@ -124,6 +134,7 @@ class Uplink:
         self._best: deque[tuple[float, float]] = deque()  # (busy time, delivery), falling deliveries
         self._probe_at = PROBE_EVERY_S
         self._judged_at = float("-inf")
+        self._doubted: tuple[float, int, int] | None = None  # a sample: when the rate was last doubted, or the search over
         self._flat = 0
         self._burst: tuple[float, int] | None = None  # (when, delivered by then), where acknowledgements came again after a pause
         self._burst_end = (0.0, 0)  # the same, where the last of them came
@@ -202,6 +213,8 @@ class Uplink:
             self._learn(found.rate, queueing)
         if carried is not None:
             self._learn(carried, queueing)
+        elif self._steady and not self._best:
+            self._doubt()
         self._steer(queueing)
 
     def _work(self, seconds: float, gained: int) -> float | None:
@@ -224,8 +237,8 @@ class Uplink:
         since, before, lost = next((s for s in reversed(self._samples) if now - s[0] >= span), self._samples[0])
         if now - since < span * 0.9:
             return None
-        again = resent - lost
-        return _Delivery(since, (delivered - before) / (now - since), again >= max(LOST * (delivered - before), LOST_BYTES))
+        lossy = _overflows(resent - lost, delivered - before)
+        return _Delivery(since, (delivered - before) / (now - since), lossy)
 
     def _follow_burst(self, queueing: float | None) -> None:
         """How fast a version was carried that was over before STEADY_S, from first to last acknowledgement. A lower bound, as
@@ -281,6 +294,15 @@ class Uplink:
             self._worked.clear()  # what a search delivers while it grows is no rate
             self._probe_at = self._busy_s + PROBE_EVERY_S
             self._steer(queueing)
+
+    def _doubt(self) -> None:
+        now, delivered, resent = self._samples[-1]
+        since, before, lost = self._doubted or self._samples[-1]
+        if now - since >= DOUBT_S and _overflows(resent - lost, delivered - before):
+            self.rate = max(min(self.rate, sqrt(self.rate * self._steady)), MIN_RATE)
+        elif self._doubted is not None and now - since < START_SAMPLE_S:
+            return
+        self._doubted = self._samples[-1]
 
     def _learn(self, rate: float, queueing: float | None) -> None:
         if rate < COLLAPSE * self.rate and queueing is not None and queueing > MOST_QUEUE_S:
