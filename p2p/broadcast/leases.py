@@ -139,6 +139,8 @@ class _Look:
     source_quiet: bool
     idle: bool
     """far less arrives than has arrived before: taking chunks from elsewhere costs nothing"""
+    busy: bool
+    """something came, and it is not idle"""
 
 
 class Pulls:
@@ -284,7 +286,8 @@ class Pulls:
         # So long it takes until each neighbour got one chunk through, when they share the downlink.
         slack = min(len(self._suppliers) * self._pace.chunk_s, MAX_SLACK_S)
         quiet = now - self._source_at >= SOURCE_AFTER_S + slack
-        look = _Look(now, catching, REPAIR_AFTER_S + slack, quiet, self._idle(now))
+        idle = self._idle(now)
+        look = _Look(now, catching, REPAIR_AFTER_S + slack, quiet, idle=idle, busy=self._peak > 0 and not idle)
         room = min(room, sum(max(s.room, 0) for s in self._suppliers.values()))
         fruitless = 0
         for chunk, since in self._candidates(quiet):
@@ -356,7 +359,7 @@ class Pulls:
     def _silent(chunk: int, first: _Supplier, look: _Look) -> bool:
         """Whether nothing has come for long from whoever announced this chunk first."""
         usual = look.patience + SILENT_GAPS * first.gap_s
-        return look.now - max(first.due[chunk], first.chunk_at) >= usual * (1.0 if look.idle else BUSY_TIMES)
+        return look.now - max(first.due[chunk], first.chunk_at) >= usual * (BUSY_TIMES if look.busy else 1.0)
 
     @staticmethod
     def _overdue(chunk: int, since: float, first: _Supplier | None, silent: bool, look: _Look) -> bool:
