@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from learner.economy.demand import Demand, choose_kappa, period, required, slack, stall, within_reach
 
-GROUPS = 20
-"""in a step, of one token each"""
+GROUPS = 64
+"""in a step, of one token each; with 20 what is seen may be 0.042 off what is foretold, for groups are whole"""
 
 
 def worked(d: Demand, supply: float, spread_s: float, *, overlap: bool, steps: int = 96) -> float:
@@ -62,11 +62,11 @@ demands = st.builds(
 @example(Demand(1000.0, 10.0, 0, 1, 3.0), 1.0, 2.0, True)
 @example(Demand(1000.0, 10.0, 1, 1, 0.0), 1.0, 5.0, True)
 @example(Demand(1000.0, 10.0, 3, 2, 4.0), 1.05, 6.0, False)
-@example(Demand(1000.0, 10.0, 3, 1, 10.75), 0.96875, 0.5, False)  # 0.076 foretold, 0.034 seen: the farthest that was found
+@example(Demand(1000.0, 10.0, 3, 1, 10.75), 0.96875, 0.5, False)
 def test_the_learner_waits_as_predicted(d: Demand, share: float, spread_s: float, overlap: bool) -> None:
     supply = share * d.tokens / d.train_s
     foretold, seen = stall(d, supply, spread_s, overlap=overlap), 1 - d.train_s / worked(d, supply, spread_s, overlap=overlap)
-    assert foretold - 0.05 < seen < foretold + (0.01 if overlap else 0.3), (foretold, seen)
+    assert foretold - 0.04 < seen < foretold + (0.01 if overlap else 0.3), (foretold, seen)
 
 
 @settings(max_examples=300, deadline=None)
