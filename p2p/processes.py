@@ -32,12 +32,13 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 """Loaded here and not in the child: between fork and exec as little as possible may happen there."""
 
-_M_MMAP_THRESHOLD = -3
-"""The number of the setting of glibc's mallopt that says from which size a block is a mapping of its own (malloc.h)."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""The numbers of two settings of glibc's mallopt: how much may lie free on top before it is given back, and from which size a
+block is a mapping of its own (malloc.h)."""
 
-GIVEN_BACK = 256 * 1024
-"""Bytes. Chosen after looking at a step's memory with 256 KiB, 1 MiB and 4 MiB: below it little is left to gain. It costs 1 to
-4 % of a trainer's CPU time at 135 million parameters, and 7 % at 2 and 20 million (bench/trainer.md)."""
+MAPPED, FREE_ON_TOP = 2 << 20, 256 << 20
+"""Bytes. Mappings of 256 KiB, as there once were, made a trainer of 135 million parameters a third slower, and with blocks of
+4 MiB holes add up to an eighth of a step's memory. Chosen after looking at 256 KiB and 1, 2, 4, 16 and 32 MiB (bench/trainer.md)."""
 
 NOTHING_BEFORE: Mapping[Path, int] = MappingProxyType({})
 """No earlier process wrote to the files."""
@@ -98,14 +99,23 @@ def die_with_parent() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def give_back_what_is_freed() -> None:
-    """The calling process gives freed blocks of GIVEN_BACK bytes and more back to the system at once. glibc; nothing elsewhere.
+def keep_blocks_apart() -> None:
+    """The calling process gives freed blocks of MAPPED bytes and more back to the system at once; smaller ones stay until
+    `give_back_what_is_freed`. glibc; nothing elsewhere.
 
     Left alone glibc raises that size to 32 MiB as such blocks are freed, and keeps what is below cut up: of a trainer on a CPU
     that was up to two thirds of what it held after a step (bench/trainer.md).
     """
     if _LIBC is not None and hasattr(_LIBC, "mallopt"):
-        _LIBC.mallopt(_M_MMAP_THRESHOLD, GIVEN_BACK)
+        _LIBC.mallopt(_M_MMAP_THRESHOLD, MAPPED)
+        _LIBC.mallopt(_M_TRIM_THRESHOLD, FREE_ON_TOP)
+
+
+def give_back_what_is_freed() -> None:
+    """The calling process gives all whole free pages back to the system, those between blocks that stay too. It takes some
+    milliseconds, and the pages are made anew when they are next used. glibc; nothing elsewhere."""
+    if _LIBC is not None and hasattr(_LIBC, "malloc_trim"):
+        _LIBC.malloc_trim(0)
 
 
 def signal_group(process: Process, number: int) -> None:

@@ -32,7 +32,7 @@ from learner.trainer.settings import LoraSection
 from p2p.errors import Refusal, UsageError
 from p2p.layout import Segment
 from p2p.limits import GIB
-from p2p.processes import give_back_what_is_freed
+from p2p.processes import give_back_what_is_freed, keep_blocks_apart
 from p2p.version import Version
 from p2p.weights.manifest import Manifest, open_header
 from p2p.weights.store import ChunkFolder
@@ -54,8 +54,8 @@ percent."""
 
 
 GIVEN_BACK_FROM = 1_000_000
-"""Parameters from which on freed memory is given back at once, as in the trainer: of a smaller model it is little, and making its
-pages anew at each forward was a quarter of the processor time of scoring forty of the demo's answers."""
+"""Parameters from which on freed memory is given back after each answer: of a smaller model it is little, and making its pages
+anew at each forward was a quarter of the processor time of scoring forty of the demo's answers."""
 
 
 class Auditor:
@@ -168,13 +168,16 @@ def main() -> None:
     frames = Frames()
     try:
         auditor = Auditor(settings)
-        if auditor.parameters >= GIVEN_BACK_FROM:
-            give_back_what_is_freed()
+        gives_back = auditor.parameters >= GIVEN_BACK_FROM
+        if gives_back:
+            keep_blocks_apart()
         os.nice(NICE)  # from here on: until it is ready nothing is checked, and a busy machine would keep it so for a minute
         sock.sendall(pack({"ready": True, **auditor.facts()}))
         while data := sock.recv(RECEIVE_BYTES):
             for message in frames.feed(data):
                 sock.sendall(auditor.answer(message))
+                if gives_back:
+                    give_back_what_is_freed()
     except UsageError as error:
         sock.sendall(pack({"refused": str(error)}))
         sys.exit(2)

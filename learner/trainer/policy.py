@@ -26,7 +26,7 @@ from learner.trainer.optimizers.schedule import learning_rate
 from learner.trainer.packing import ForwardRow, Packer, row_tokens, rows_of, sampled_logprobs, token_steps
 from learner.trainer.ranks.port import OneProcess, Ranks, shared_norm
 from learner.trainer.ranks.rounds import Rounds
-from learner.trainer.settings import CHECKPOINT_FROM, TrainerConfig
+from learner.trainer.settings import CHECKPOINT_FROM, GIVEN_BACK_FROM, TrainerConfig
 from learner.trainer.trained import Trained, WholeModel
 from learner.trajectory import Group
 from p2p.errors import ShoalError, UsageError
@@ -254,9 +254,9 @@ NO_ROW = RowTokens((0,), (0,))
 
 def token_forward(model: nn.Module, config: TrainerConfig) -> TokenForward:
     """The model as the settings have it run. UsageError where `activation_checkpointing` is "on" and the model cannot."""
-    many = sum(p.numel() for p in model.parameters()) >= CHECKPOINT_FROM
+    size, device = sum(p.numel() for p in model.parameters()), next(model.parameters()).device
     wanted = config.activation_checkpointing
-    checkpoint = wanted == "on" or (wanted == "auto" and many)
+    checkpoint = wanted == "on" or (wanted == "auto" and size >= CHECKPOINT_FROM)
     if checkpoint and not can_checkpoint(model):
         what = f"the model ({type(model).__name__}) has no layers that transformers can run again in the backward pass"
         if wanted == "on":
@@ -268,11 +268,12 @@ def token_forward(model: nn.Module, config: TrainerConfig) -> TokenForward:
         share_prompts=config.share_prompts,
         checkpoint_layers=checkpoint,
         bfloat16=in_bfloat16(model, config),
+        give_back=device.type == "cpu" and size >= GIVEN_BACK_FROM,
     )
     # Ranks must run the same layers again, whatever memory each finds: a layer is gathered from all of them.
     if checkpoint and wanted == "auto" and getattr(config, "devices", 1) == 1:
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        room = room_to_keep(free_bytes(next(model.parameters()).device), trained)
+        room = room_to_keep(free_bytes(device), trained)
         forward.kept = layers_to_keep(forward, config.micro_batch_tokens, room) if trained else 0
         log.info("%d of %d layers are run again in the backward pass", forward.layers - forward.kept, forward.layers)
     return forward

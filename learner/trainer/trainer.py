@@ -36,11 +36,7 @@ from learner.trainer.reading import read_checkpoint
 from learner.trainer.settings import TrainerConfig
 from learner.trainer.trained import Trained
 from p2p.errors import ShoalError, UsageError
-from p2p.processes import die_with_parent, give_back_what_is_freed
-
-GIVEN_BACK_FROM = 1_000_000
-"""Parameters from which on freed memory is given back at once. Of a smaller model it is little, and making its pages anew at each
-step was a fifth of the CPU time of the demo's trainer (bench/demo.md)."""
+from p2p.processes import die_with_parent, give_back_what_is_freed, keep_blocks_apart
 
 AFTER_OTHERS_S = 5.0
 """Seconds that a rank waits before it ends because another one did: so that what is told is what that one said."""
@@ -60,8 +56,10 @@ def run_trainer(client: TrainerClient, config: TrainerConfig, ranks: TorchRanks 
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     torch.manual_seed(config.seed)
     trained, reference = _opened(config, ranks)
-    if sum(parameter.numel() for parameter in trained.module.parameters()) >= GIVEN_BACK_FROM:
-        give_back_what_is_freed()
+    gives_back = sum(parameter.numel() for parameter in trained.module.parameters()) >= GIVEN_BACK_FROM
+    if gives_back:
+        keep_blocks_apart()
+        give_back_what_is_freed()  # of the loading
     trainer = PolicyTrainer(trained, config, reference=reference, ranks=ranks)
 
     start = client.resume()
@@ -92,6 +90,8 @@ def run_trainer(client: TrainerClient, config: TrainerConfig, ranks: TorchRanks 
             finally:
                 client.discard(step, handed, str(error))
             raise
+        if gives_back:
+            give_back_what_is_freed()
         metrics |= group_metrics(groups, step)
         step += 1
         stepped, held_up = time.perf_counter(), checkpoints.waited_s - waited_before

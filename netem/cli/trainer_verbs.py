@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 
 MEMORY, SAVED, SPEED = ("2m:4096", "20m:4096", "135m:1024"), "7b:4096", ("2m:4096", "135m:1024")
-"""What `shoal bench trainer` measures of each kind unless it is told. With none of --memory, --saved and --before it measures the
-first two, else what it is asked for alone."""
+"""What `shoal bench trainer` measures of each kind unless it is told. With none of --memory, --saved, --row and --before it
+measures the first two, else what it is asked for alone."""
+
+LONG_ROW = "2m:32768"
+"""The model and the tokens of --row without a value."""
 
 
 def add_verbs(actions: Any, verb: AddVerb) -> None:
@@ -29,6 +32,8 @@ def add_verbs(actions: Any, verb: AddVerb) -> None:
                    help=f"memory of these models, with the tokens of a forward (without a value {' '.join(MEMORY)})")
     p.add_argument("--saved", nargs="?", metavar="SHAPE:TOKENS", const=SAVED,
                    help=f"what a forward of this model keeps, counted (without a value {SAVED})")
+    p.add_argument("--row", nargs="?", metavar="SHAPE:TOKENS", const=LONG_ROW,
+                   help=f"a step of two rows that are far longer than a forward: memory and time (without a value {LONG_ROW})")
     p.add_argument("--before", type=Path, metavar="TREE", help="a tree of commit 1832404, to compare speed with (git archive)")
     p.add_argument("--speed", nargs="*", metavar="SHAPE:TOKENS",
                    help=f"models whose speed is compared with --before (default {' '.join(SPEED)})")
@@ -81,12 +86,12 @@ def _bench_trainer(args: argparse.Namespace) -> dict[str, Any]:
 
     if args.speed is not None and args.before is None:
         raise UsageError("--speed compares with an older tree: say which with --before TREE")
-    asked = not (args.memory is None and args.saved is None and args.before is None)
+    asked = not (args.memory is None and args.saved is None and args.before is None and args.row is None)
     bench = TrainerBench(
         memory=() if asked and args.memory is None else tuple(args.memory or MEMORY),
         saved=args.saved or "" if asked else SAVED, before=args.before, speed=tuple(args.speed or SPEED), pairs=args.pairs,
         groups=args.groups, prompt=args.prompt, completion=args.completion, threads=args.threads,
-        compute_dtype=args.compute_dtype,
+        compute_dtype=args.compute_dtype, rows=(args.row,) if args.row else (),
     )  # fmt: skip
     return told(args, bench_trainer(bench, args.where, say), describe)
 

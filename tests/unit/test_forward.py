@@ -240,11 +240,12 @@ def test_layers_are_checkpointed_whatever_the_model_calls_them(name: str) -> Non
         assert x.grad is not None and y.grad is not None and torch.equal(x.grad, y.grad)
 
 
-def test_layers_are_kept_as_far_as_there_is_room() -> None:
-    """More memory, and the same bits."""
+@pytest.mark.parametrize("bfloat16", [False, True], ids=["float32", "bfloat16"])
+def test_layers_are_kept_as_far_as_there_is_room(bfloat16: bool) -> None:
+    """More memory, and the same bits. In bfloat16 a layer keeps a copy of its weights as well, whatever the tokens are."""
     rows = [RowTokens(tuple(range(1, 9)), tuple(range(9 + i, 73 + i))) for i in range(4)]
     model = model_of(LlamaConfig(**{**SHAPE, "num_hidden_layers": 4}))
-    forward = TokenForward(model, checkpoint_layers=True)
+    forward = TokenForward(model, checkpoint_layers=True, bfloat16=bfloat16)
     assert forward.layers == 4 and layers_to_keep(forward, 264, 0.0) == 0 and layers_to_keep(forward, 264, 1e12) == 4
     taken, gradients = [], []
     for kept in range(5):

@@ -56,25 +56,32 @@ def test_a_child_dies_with_its_parent_unless_it_may_outlive_it() -> None:
 HOLES = """
 import sys
 import torch
-from p2p.processes import give_back_what_is_freed
+from p2p.processes import give_back_what_is_freed, keep_blocks_apart
 
 def held():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) >> 10
 
-if sys.argv[1] == "back":
-    give_back_what_is_freed()
+if sys.argv[1] == "apart":
+    keep_blocks_apart()
 del_first = torch.ones(30 << 18)
 del del_first  # glibc takes its size for the one below which it keeps blocks
 before = held()
-blocks = [torch.ones(1 << 18) for _ in range(200)]
+blocks = [torch.ones(int(sys.argv[2])) for _ in range(200 * (1 << 18) // int(sys.argv[2]))]
 del blocks[:-1]  # the last one is on top of them
+if sys.argv[1] == "back":
+    give_back_what_is_freed()
 print(held() - before)
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's")
 def test_what_is_freed_below_a_block_that_stays_is_given_back() -> None:
-    left = [int(subprocess.run([sys.executable, "-c", HOLES, how], check=True, capture_output=True, text=True, cwd=ROOT).stdout)
-            for how in ("back", "kept")]  # fmt: skip
-    assert left[0] < 20 and left[1] > 150, f"MiB held after 200 were freed but for one: {left}"
+    def left(how: str, values: int) -> int:
+        command = [sys.executable, "-c", HOLES, how, str(values)]
+        return int(subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
+
+    small, large = 1 << 18, 1 << 19  # float32 values: 1 MiB and 2 MiB
+    found = {how: left(*how) for how in (("kept", small), ("back", small), ("kept", large), ("apart", large))}
+    assert found["kept", small] > 150 and found["kept", large] > 150, f"MiB held after 200 were freed but for one: {found}"
+    assert found["back", small] < 20 and found["apart", large] < 20, f"MiB held after 200 were freed but for one: {found}"

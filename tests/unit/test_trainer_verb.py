@@ -10,7 +10,7 @@ import pytest
 import shoal
 from netem.bench.trainer import bench
 from netem.bench.trainer.bench import TrainerBench
-from netem.cli.trainer_verbs import MEMORY, SAVED, SPEED
+from netem.cli.trainer_verbs import LONG_ROW, MEMORY, SAVED, SPEED
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[TrainerBench]:
 
     def bench_trainer(what: TrainerBench, folder: Path | None, say: Any) -> dict[str, Any]:
         found.append(what)
-        return {"ok": True, "saved": None, "memory": [], "speed": []}
+        return {"ok": True, "saved": None, "memory": [], "rows": [], "speed": []}
 
     monkeypatch.setattr(bench, "bench_trainer", bench_trainer)
     return found
@@ -36,6 +36,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[TrainerBench]:
         (["--saved", "0.5b:128", "--memory"], MEMORY, "0.5b:128"),
         (["--saved", "", "--memory", "2m:64"], ("2m:64",), ""),
         (["--before", "/tree"], (), ""),
+        (["--row"], (), ""),
         (["--before", "/tree", "--memory"], MEMORY, ""),
     ],
 )
@@ -44,6 +45,15 @@ def test_what_is_asked_for_is_measured_and_nothing_else(
 ) -> None:
     assert shoal.main(["bench", "trainer", "--json", *arguments]) == 0
     assert measured[0].memory == memory and measured[0].saved == saved and measured[0].speed == SPEED
+
+
+def test_a_long_row_is_asked_for_by_name(measured: list[TrainerBench]) -> None:
+    assert shoal.main(["bench", "trainer", "--json", "--row", "--memory"]) == 0
+    assert measured[0].rows == (LONG_ROW,) and measured[0].memory == MEMORY
+    assert shoal.main(["bench", "trainer", "--json", "--row", "20m:512"]) == 0
+    assert measured[1].rows == ("20m:512",)
+    assert shoal.main(["bench", "trainer", "--json"]) == 0
+    assert not measured[2].rows
 
 
 def test_speed_is_compared_with_something(measured: list[TrainerBench], capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,7 +97,7 @@ def _pass(adapt: Callable[[nn.Module], nn.Module], config: Any, tokens: int, *, 
         held = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
         with LiveBytes(held) as live:
             forward([row]).logprobs.sum().backward()
-        return _Pass(live.peak, int(layer_bytes(forward) * tokens))
+        return _Pass(live.peak, int(layer_bytes(forward, tokens)))
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ from learner.trainer.forward.attention import PLAN, plan, use_packed_attention
 from learner.trainer.forward.layout import RowTokens, packed
 from learner.trainer.forward.vocabulary import LogitForm, TokenLogprobs, token_logprobs
 from learner.trainer.model import completion_logprobs
+from p2p.processes import give_back_what_is_freed
 
 log = logging.getLogger("shoal.trainer")
 
@@ -43,12 +44,14 @@ class TokenForward:
 
     def __init__(
         self, model: nn.Module, *, share_prompts: bool = True, checkpoint_layers: bool = False, bfloat16: bool = False,
-        try_it: bool = True,
+        try_it: bool = True, give_back: bool = False,
     ) -> None:  # fmt: skip
         """`checkpoint_layers`: keep each layer's input alone for the backward, and run it again there. `bfloat16`: compute in it
         (autocast); log probabilities stay float32. `try_it` False: a model without values, of which it is not known whether it
-        can be packed; it is taken for one that can."""
+        can be packed; it is taken for one that can. `give_back`: let the system have what is free before a forward, and before
+        its logits, when most is held: holes between what layers keep were up to a quarter of a step's memory there."""
         self.model, self._share, self._bfloat16 = model, share_prompts, bfloat16
+        self._give_back = give_back_what_is_freed if give_back else _keep
         self.reason = self._why_padded() if try_it else ""
         """why rows are padded; "" where they are packed"""
         if hasattr(model, INSIDE):
@@ -79,6 +82,7 @@ class TokenForward:
         return found
 
     def _by_parts(self, rows: Sequence[RowTokens], temperature: float) -> TokenLogprobs:
+        self._give_back()
         laid = packed(rows, share_prompts=self._share)
         head = self.model.get_output_embeddings()  # type: ignore[operator]
         device = head.weight.device
@@ -89,6 +93,7 @@ class TokenForward:
                 use_cache=False,
                 **{PLAN: plan(laid, device)},
             ).last_hidden_state[0]
+        self._give_back()
         predicting = hidden.index_select(0, torch.tensor(laid.predicts, device=device))
         targets = torch.tensor(laid.targets, device=device)
         return token_logprobs(predicting, head.weight, head.bias, targets, _form(self.model.config, temperature))
@@ -138,6 +143,10 @@ class TokenForward:
         if reason:
             self.model.set_attn_implementation(before)  # type: ignore[operator]
         return reason
+
+
+def _keep() -> None:
+    """What is free stays with the process."""
 
 
 def _form(config: Any, temperature: float) -> LogitForm:

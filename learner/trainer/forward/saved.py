@@ -13,7 +13,8 @@ from learner.trainer.forward.forward import TokenForward
 from learner.trainer.forward.layout import RowTokens
 
 TRIED = 16
-"""Tokens of the forwards with which it is found out what a layer keeps of each: it is the same for every token."""
+"""Tokens of the smaller of the forwards with which it is found out what a layer keeps; the other has twice as many. It is so much
+for every token, and something beside: in bfloat16 a copy of the layer's weights."""
 
 
 class Saved(NamedTuple):
@@ -47,22 +48,28 @@ def saved_by(model: nn.Module, run: Callable[[], Tensor]) -> Saved:
     return Saved(sum(seen.values()), max(seen.values(), default=0))
 
 
-def layer_bytes(forward: TokenForward) -> float:
-    """Bytes a token that a layer keeps more when it is not run again in the backward; 0 where none is."""
+def layer_bytes(forward: TokenForward, tokens: int) -> float:
+    """Bytes that a layer keeps more, for a forward of `tokens` tokens, when it is not run again in the backward; 0 where none
+    is."""
     if not forward.layers:
         return 0.0
-    row, kept = RowTokens((0,), (0,) * TRIED), forward.kept
+    few, more = (_kept_by_layers(forward, count) / forward.layers for count in (TRIED, 2 * TRIED))
+    return max(0.0, few + (more - few) * (tokens / TRIED - 1))
+
+
+def _kept_by_layers(forward: TokenForward, tokens: int) -> int:
+    row, kept = RowTokens((0,), (0,) * tokens), forward.kept
     found = []
     for keep in (0, forward.layers):
         forward.kept = keep
         found.append(saved_bytes(forward, [row]).total)
     forward.kept = kept
-    return max(0.0, (found[1] - found[0]) / (TRIED * forward.layers))
+    return found[1] - found[0]
 
 
 def layers_to_keep(forward: TokenForward, tokens: int, room: float) -> int:
     """How many layers may keep everything, for forwards of `tokens` tokens, if they may take `room` bytes more."""
-    each = layer_bytes(forward) * tokens
+    each = layer_bytes(forward, tokens)
     return 0 if each <= 0 else max(0, min(forward.layers, int(room / each)))
 
 

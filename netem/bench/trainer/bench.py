@@ -30,6 +30,9 @@ START = {"epoch": 0, "step": 0, "checkpoint": "", "segment_bytes": 8 << 20, "anc
 STATES = 2
 """Published states of two steps: a third, the base of cumulative deltas, comes later in a run."""
 
+LONG_ROW_PACK = 4096
+"""Tokens of a forward beside which a long row goes alone."""
+
 WITHIN = 0.1
 """Share by which a forecast may be off."""
 
@@ -74,17 +77,20 @@ class TrainerBench:
     threads: int
     compute_dtype: str = "auto"
     """of this tree where speed is compared; the older one computes in float32"""
+    rows: tuple[str, ...] = ()
+    """SHAPE:TOKENS each: models, and the tokens of a row that is far longer than a forward"""
 
 
 def bench_trainer(bench: TrainerBench, folder: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
     """Everything, one process at a time."""
-    memory, speed = ([MemoryCase.read(text) for text in texts] for texts in (bench.memory, bench.speed))
+    memory, speed, rows = ([MemoryCase.read(text) for text in texts] for texts in (bench.memory, bench.speed, bench.rows))
     result: dict[str, Any] = {"saved": None, "speed": []}
     if bench.saved:
         case = MemoryCase.read(bench.saved)
         say(f"{case.shape}, what a forward of {case.tokens} tokens keeps ...")
         result["saved"] = compare_saved(case.shape, case.tokens)
     result["memory"] = measure_memory_of_steps(memory, folder, bench.threads, say)
+    result["rows"] = [measure_long_row(case, folder, bench.threads, say) for case in rows]
     if bench.before is not None:
         mix = {"groups": bench.groups, "samples": 8, "prompt": bench.prompt, "completion": bench.completion, "sigma": 0.7,
                "most": 2048, "flat": 0}  # fmt: skip
@@ -107,16 +113,7 @@ def measure_memory_of_steps(
         mix = {"groups": 4, "samples": 8, "prompt": case.tokens / 20, "completion": case.tokens / 15, "sigma": 0.3,
                "most": case.tokens // 2, "flat": 0}  # fmt: skip
         settings = {"micro_batch_tokens": case.tokens, "lr": 1e-6, "max_new_tokens": case.tokens}
-        with tempfile.TemporaryDirectory(prefix="shoal-trainer-", dir=folder) as where:
-            told = {"shape": case.shape, "threads": threads, "folder": where, "steps": 2, "start": START, "settings": settings,
-                    "mix": mix}  # fmt: skip
-            answer = subprocess.run(
-                python_command("netem.bench.trainer.one_step"), input=json.dumps(told), capture_output=True, text=True,
-                env=child_environment(),
-            )  # fmt: skip
-        if answer.returncode:
-            raise ShoalError(f"{case.shape}: {(answer.stderr.strip().splitlines() or ['no reason given'])[-1]}")
-        measured = json.loads(answer.stdout.splitlines()[-1])
+        measured = _steps(case.shape, {"threads": threads, "steps": 2, "settings": settings, "mix": mix}, folder)
         costs = count_model(shape_config(case.shape), case.tokens)
         plan = TrainingPlan(own_memory=False, states=STATES, room=costs.layer_bytes * measured["kept"])
         found = forecast(costs, plan)
@@ -127,6 +124,35 @@ def measure_memory_of_steps(
             "again": costs.layers - kept_layers(costs, plan), "layers": costs.layers,
         })  # fmt: skip
     return rows
+
+
+def measure_long_row(case: MemoryCase, folder: Path | None, threads: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """One step of two rows of `case.tokens` tokens that share nothing but their prompt, each of which goes alone: what it takes."""
+    say(f"{case.shape}, two rows of {case.tokens:,} tokens, where a forward has {LONG_ROW_PACK:,} ...")
+    prompt = case.tokens // 8
+    mix = {"groups": 1, "samples": 2, "prompt": prompt, "completion": case.tokens - prompt, "sigma": 0.0, "most": case.tokens,
+           "flat": 0}  # fmt: skip
+    settings = {"micro_batch_tokens": LONG_ROW_PACK, "lr": 1e-6, "max_new_tokens": case.tokens}
+    measured = _steps(case.shape, {"threads": threads, "steps": 1, "settings": settings, "mix": mix}, folder)
+    vocabulary = int(shape_config(case.shape).vocab_size)
+    return {
+        "shape": case.shape, "tokens": measured["tokens"] // 2, "measured": max(measured["most"].values()),
+        "seconds": measured["seconds"], "logits": 4 * vocabulary * (case.tokens - prompt),
+    }  # fmt: skip
+
+
+def _steps(shape: str, told: dict[str, Any], folder: Path | None) -> dict[str, Any]:
+    """What `one_step` measured in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="shoal-trainer-", dir=folder) as where:
+        answer = subprocess.run(
+            python_command("netem.bench.trainer.one_step"),
+            input=json.dumps({"shape": shape, "folder": where, "start": START, **told}),
+            capture_output=True, text=True, env=child_environment(),
+        )  # fmt: skip
+    if answer.returncode:
+        raise ShoalError(f"{shape}: {(answer.stderr.strip().splitlines() or ['no reason given'])[-1]}")
+    measured: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+    return measured
 
 
 class Stepper:
@@ -207,6 +233,11 @@ def describe(result: dict[str, Any]) -> str:
         lines.append(
             f"{row['shape']:<7}{row['tokens']:>7,}{human_bytes(row['forecast']):>11}{human_bytes(row['measured']):>11}"
             f"{row['off']:>+8.1%}   {moments}; {row['again']} of {row['layers']} layers run again"
+        )
+    for row in result["rows"]:
+        lines.append(
+            f"{row['shape']}: two rows of {row['tokens']:,} tokens took {human_bytes(row['measured'])} at most and "
+            f"{row['seconds']:.0f} s; all logits of one of them alone would be {human_bytes(row['logits'])}"
         )
     for row in result["speed"]:
         lines.append(

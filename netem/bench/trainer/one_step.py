@@ -26,7 +26,7 @@ from learner.trainer.policy import PolicyTrainer
 from learner.trainer.settings import TrainerConfig
 from learner.trainer.trained import WholeModel
 from netem.bench.trainer.either_tree import as_groups, make_rows
-from p2p.processes import give_back_what_is_freed
+from p2p.processes import give_back_what_is_freed, keep_blocks_apart
 
 LOOK_S = 0.004
 """Seconds between two looks: shorter than any moment in which much is taken, since pages are made at some GB a second."""
@@ -81,7 +81,8 @@ def main() -> int:
     peaks = Peaks()
     peaks.start()
     model = AutoModelForCausalLM.from_config(shape_config(told["shape"]), dtype=torch.float32, attn_implementation="sdpa").eval()
-    give_back_what_is_freed()  # when the trainer does
+    keep_blocks_apart()  # when the trainer does
+    give_back_what_is_freed()
     with tempfile.TemporaryDirectory(dir=told["folder"]) as folder:
         config = TrainerConfig(model="", checkpoint_dir=folder, **told["settings"])
         trained = WholeModel(model, config.served_dtype)
@@ -93,17 +94,19 @@ def main() -> int:
         peaks.moment = "publish"
         publications.publish(0, trained.weights())
         for step in range(told["steps"]):
-            peaks.moment = "train"
+            peaks.moment, began = "train", time.perf_counter()
             trainer.accumulate(groups)
             trainer.step(step)
+            give_back_what_is_freed()
             peaks.look()
+            seconds = time.perf_counter() - began
             peaks.moment = "save"
             save_checkpoint(Path(folder), step + 1, trained, trainer.optimizer, epoch=0, config={})
             peaks.moment = "publish"
             publications.publish(step + 1, trained.weights())
     peaks.over = True
     print(json.dumps({
-        "base": peaks.base, "most": peaks.most, "kept": trainer.forward.kept, "layers": trainer.forward.layers,
+        "base": peaks.base, "seconds": seconds, "most": peaks.most, "kept": trainer.forward.kept, "layers": trainer.forward.layers,
         "tokens": sum(len(t.prompt_ids) + len(t.completion_ids) for g in groups for t in g.trajectories),
     }))  # fmt: skip
     return 0
