@@ -38,7 +38,8 @@ block is a mapping of its own (malloc.h)."""
 
 MAPPED, FREE_ON_TOP = 2 << 20, 256 << 20
 """Bytes. Mappings of 256 KiB, as there once were, made a trainer of 135 million parameters a third slower, and with blocks of
-4 MiB holes add up to an eighth of a step's memory. Chosen after looking at 256 KiB and 1, 2, 4, 16 and 32 MiB (bench/trainer.md)."""
+4 MiB holes add up to an eighth of a step's memory. Chosen after looking at 256 KiB and 1, 2, 4, 16 and 32 MiB
+(bench/trainer.md)."""
 
 NOTHING_BEFORE: Mapping[Path, int] = MappingProxyType({})
 """No earlier process wrote to the files."""

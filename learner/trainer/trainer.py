@@ -33,7 +33,7 @@ from learner.trainer.ranks.port import RankFailed
 from learner.trainer.ranks.sharding import ShardedModel, load_sharded, open_sharded
 from learner.trainer.ranks.torch_ranks import TorchRanks, among_ranks, is_of_others, tell_as
 from learner.trainer.reading import read_checkpoint
-from learner.trainer.settings import TrainerConfig
+from learner.trainer.settings import GIVEN_BACK_FROM, TrainerConfig
 from learner.trainer.trained import Trained
 from p2p.errors import ShoalError, UsageError
 from p2p.processes import die_with_parent, give_back_what_is_freed, keep_blocks_apart

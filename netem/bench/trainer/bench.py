@@ -127,7 +127,7 @@ def measure_memory_of_steps(
 
 
 def measure_long_row(case: MemoryCase, folder: Path | None, threads: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """One step of two rows of `case.tokens` tokens that share nothing but their prompt, each of which goes alone: what it takes."""
+    """What one step of two rows of `case.tokens` tokens takes, each of which goes alone."""
     say(f"{case.shape}, two rows of {case.tokens:,} tokens, where a forward has {LONG_ROW_PACK:,} ...")
     prompt = case.tokens // 8
     mix = {"groups": 1, "samples": 2, "prompt": prompt, "completion": case.tokens - prompt, "sigma": 0.0, "most": case.tokens,

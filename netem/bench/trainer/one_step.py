@@ -106,7 +106,8 @@ def main() -> int:
             publications.publish(step + 1, trained.weights())
     peaks.over = True
     print(json.dumps({
-        "base": peaks.base, "seconds": seconds, "most": peaks.most, "kept": trainer.forward.kept, "layers": trainer.forward.layers,
+        "base": peaks.base, "seconds": seconds, "most": peaks.most, "kept": trainer.forward.kept,
+        "layers": trainer.forward.layers,
         "tokens": sum(len(t.prompt_ids) + len(t.completion_ids) for g in groups for t in g.trajectories),
     }))  # fmt: skip
     return 0
