@@ -16,6 +16,7 @@ from learner.trainer.forecast.forecast import room_to_keep
 from learner.trainer.forward.forward import INSIDE, TokenForward, can_checkpoint
 from learner.trainer.forward.layout import RowTokens
 from learner.trainer.forward.saved import free_bytes, layers_to_keep
+from learner.trainer.freed import FreedMemory
 from learner.trainer.losses import RowFacts, merge_stats, policy_loss, report, weight_of
 from learner.trainer.matrices import keep_in_bfloat16
 from learner.trainer.minibatches import HeldGroup, HeldGroups, check_rows
@@ -26,7 +27,7 @@ from learner.trainer.optimizers.schedule import learning_rate
 from learner.trainer.packing import ForwardRow, Packer, row_tokens, rows_of, sampled_logprobs, token_steps
 from learner.trainer.ranks.port import OneProcess, Ranks, shared_norm
 from learner.trainer.ranks.rounds import Rounds
-from learner.trainer.settings import CHECKPOINT_FROM, GIVEN_BACK_FROM, TrainerConfig
+from learner.trainer.settings import CHECKPOINT_FROM, TrainerConfig
 from learner.trainer.trained import Trained, WholeModel
 from learner.trajectory import Group
 from p2p.errors import ShoalError, UsageError
@@ -268,7 +269,7 @@ def token_forward(model: nn.Module, config: TrainerConfig) -> TokenForward:
         share_prompts=config.share_prompts,
         checkpoint_layers=checkpoint,
         bfloat16=in_bfloat16(model, config),
-        give_back=device.type == "cpu" and size >= GIVEN_BACK_FROM,
+        give_back=FreedMemory(size, device.type == "cpu").at_peak,
     )
     # Ranks must run the same layers again, whatever memory each finds: a layer is gathered from all of them.
     if checkpoint and wanted == "auto" and getattr(config, "devices", 1) == 1:

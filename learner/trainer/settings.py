@@ -35,10 +35,6 @@ LOGITS_CHUNK_BYTES = 64 << 20
 """Bytes of one chunk's logits in float32: the trainer never has more tokens' at once. Some four such blocks exist at a time in
 the backward."""
 
-GIVEN_BACK_FROM = 1_000_000
-"""Parameters from which on freed memory is given back during training on a processor. Of a smaller model it is little, and making
-its pages anew at each step was a fifth of the CPU time of the demo's trainer (bench/demo.md)."""
-
 CHECKPOINT_FROM = 100_000_000
 """Parameters from which `activation_checkpointing = "auto"` is on: below, activations are small beside everything else."""
 

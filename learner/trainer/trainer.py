@@ -23,6 +23,7 @@ from learner.section import check_section
 from learner.trainer.checkpoints.forms import is_sharded
 from learner.trainer.checkpoints.writing import CheckpointFailed, Checkpoints
 from learner.trainer.consuming import consume, group_metrics
+from learner.trainer.freed import FreedMemory
 from learner.trainer.model import load_model, pick_device
 from learner.trainer.opening import open_trained
 from learner.trainer.packing import BadBatch
@@ -33,10 +34,10 @@ from learner.trainer.ranks.port import RankFailed
 from learner.trainer.ranks.sharding import ShardedModel, load_sharded, open_sharded
 from learner.trainer.ranks.torch_ranks import TorchRanks, among_ranks, is_of_others, tell_as
 from learner.trainer.reading import read_checkpoint
-from learner.trainer.settings import GIVEN_BACK_FROM, TrainerConfig
+from learner.trainer.settings import TrainerConfig
 from learner.trainer.trained import Trained
 from p2p.errors import ShoalError, UsageError
-from p2p.processes import die_with_parent, give_back_what_is_freed, keep_blocks_apart
+from p2p.processes import die_with_parent
 
 AFTER_OTHERS_S = 5.0
 """Seconds that a rank waits before it ends because another one did: so that what is told is what that one said."""
@@ -56,10 +57,8 @@ def run_trainer(client: TrainerClient, config: TrainerConfig, ranks: TorchRanks 
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     torch.manual_seed(config.seed)
     trained, reference = _opened(config, ranks)
-    gives_back = sum(parameter.numel() for parameter in trained.module.parameters()) >= GIVEN_BACK_FROM
-    if gives_back:
-        keep_blocks_apart()
-        give_back_what_is_freed()  # of the loading
+    freed = FreedMemory(sum(parameter.numel() for parameter in trained.module.parameters()))
+    freed.begin()
     trainer = PolicyTrainer(trained, config, reference=reference, ranks=ranks)
 
     start = client.resume()
@@ -90,8 +89,7 @@ def run_trainer(client: TrainerClient, config: TrainerConfig, ranks: TorchRanks 
             finally:
                 client.discard(step, handed, str(error))
             raise
-        if gives_back:
-            give_back_what_is_freed()
+        freed.after_step()
         metrics |= group_metrics(groups, step)
         step += 1
         stepped, held_up = time.perf_counter(), checkpoints.waited_s - waited_before

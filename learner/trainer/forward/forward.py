@@ -48,8 +48,8 @@ class TokenForward:
     ) -> None:  # fmt: skip
         """`checkpoint_layers`: keep each layer's input alone for the backward, and run it again there. `bfloat16`: compute in it
         (autocast); log probabilities stay float32. `try_it` False: a model without values, of which it is not known whether it
-        can be packed; it is taken for one that can. `give_back`: let the system have what is free before a forward, and before
-        its logits, when most is held: holes between what layers keep were up to a quarter of a step's memory there."""
+        can be packed; it is taken for one that can. `give_back`: let the system have what is free before the
+        logits, when most is held: holes between what layers keep were up to a quarter of a step's memory there."""
         self.model, self._share, self._bfloat16 = model, share_prompts, bfloat16
         self._give_back = give_back_what_is_freed if give_back else _keep
         self.reason = self._why_padded() if try_it else ""
@@ -82,7 +82,6 @@ class TokenForward:
         return found
 
     def _by_parts(self, rows: Sequence[RowTokens], temperature: float) -> TokenLogprobs:
-        self._give_back()
         laid = packed(rows, share_prompts=self._share)
         head = self.model.get_output_embeddings()  # type: ignore[operator]
         device = head.weight.device

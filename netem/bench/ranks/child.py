@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from learner.trainer.checkpoints.checkpoint import save_checkpoint
+from learner.trainer.freed import APART_FROM, FreedMemory
 from learner.trainer.opening import open_trained
 from learner.trainer.policy import PolicyTrainer
 from learner.trainer.ranks.checkpoint import save_sharded
@@ -23,7 +24,6 @@ from learner.trainer.settings import TrainerConfig
 from learner.trainer.trainer import joined_ranks
 from learner.trajectory import Group, Trajectory
 from p2p.limits import DEFAULT_SEGMENT
-from p2p.processes import keep_blocks_apart
 from p2p.protocol.rollout import Span
 from p2p.version import Version
 
@@ -69,7 +69,7 @@ def main() -> None:
     """One rank: FOLDER MODEL STEPS; rank 0 prints what each of them took."""
     folder, model, steps = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     torch.set_num_threads(1)
-    keep_blocks_apart()
+    FreedMemory(APART_FROM).begin()
     config = TrainerConfig(
         model=model, checkpoint_dir=str(folder), device="cpu", steps=steps, max_new_tokens=TOKENS, micro_batch_tokens=256
     )  # fmt: skip

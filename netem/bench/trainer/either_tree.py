@@ -73,9 +73,6 @@ def make_trainer(told: dict[str, Any]) -> Any:
         settings = {"task": "reverse", **{k: v for k, v in settings.items() if k not in told["new"]}}
         trainer = importlib.import_module("learner.trainer")
         return trainer.PolicyTrainer(model, importlib.import_module("learner.trainer_config").TrainerConfig(**settings))
-    processes = importlib.import_module("p2p.processes")
-    if hasattr(processes, "keep_blocks_apart"):  # as the trainer's own process does
-        processes.keep_blocks_apart()
     config_class = importlib.import_module("learner.trainer.settings").TrainerConfig
     return importlib.import_module("learner.trainer.policy").PolicyTrainer(model, config_class(**settings))
 
@@ -84,7 +81,11 @@ def main() -> int:
     """Until stdin ends."""
     told = json.loads(sys.stdin.readline())
     trainer = make_trainer(told)
-    give_back = getattr(importlib.import_module("p2p.processes"), "give_back_what_is_freed", lambda: None)
+    freed = None
+    if not _OLD and importlib.util.find_spec("learner.trainer.freed"):  # what the trainer's own process does with its memory
+        size = sum(parameter.numel() for parameter in trainer.trained.module.parameters())
+        freed = importlib.import_module("learner.trainer.freed").FreedMemory(size)
+        freed.begin()
     print(json.dumps({"pid": os.getpid(), "old": _OLD}), flush=True)
     for number, line in enumerate(sys.stdin):
         asked = json.loads(line)
@@ -92,7 +93,8 @@ def main() -> int:
         before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
         trainer.accumulate(groups)
         metrics = trainer.step(number)
-        give_back()
+        if freed is not None:
+            freed.after_step()
         after, ended = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
         print(json.dumps({
             "seconds": ended - began, "cpu": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,

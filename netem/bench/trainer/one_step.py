@@ -22,11 +22,11 @@ from learner.client.connection import HeadConnection
 from learner.client.publication import Publications
 from learner.trainer.checkpoints.checkpoint import save_checkpoint
 from learner.trainer.forecast.sizes import shape_config
+from learner.trainer.freed import FreedMemory
 from learner.trainer.policy import PolicyTrainer
 from learner.trainer.settings import TrainerConfig
 from learner.trainer.trained import WholeModel
 from netem.bench.trainer.either_tree import as_groups, make_rows
-from p2p.processes import give_back_what_is_freed, keep_blocks_apart
 
 LOOK_S = 0.004
 """Seconds between two looks: shorter than any moment in which much is taken, since pages are made at some GB a second."""
@@ -81,8 +81,8 @@ def main() -> int:
     peaks = Peaks()
     peaks.start()
     model = AutoModelForCausalLM.from_config(shape_config(told["shape"]), dtype=torch.float32, attn_implementation="sdpa").eval()
-    keep_blocks_apart()  # when the trainer does
-    give_back_what_is_freed()
+    freed = FreedMemory(sum(parameter.numel() for parameter in model.parameters()))
+    freed.begin()  # when the trainer does
     with tempfile.TemporaryDirectory(dir=told["folder"]) as folder:
         config = TrainerConfig(model="", checkpoint_dir=folder, **told["settings"])
         trained = WholeModel(model, config.served_dtype)
@@ -97,7 +97,7 @@ def main() -> int:
             peaks.moment, began = "train", time.perf_counter()
             trainer.accumulate(groups)
             trainer.step(step)
-            give_back_what_is_freed()
+            freed.after_step()
             peaks.look()
             seconds = time.perf_counter() - began
             peaks.moment = "save"
