@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from p2p.processes import give_back_what_is_freed, keep_blocks_apart
 
 AT_PEAK_FROM = 1_000_000
-"""Parameters from which on what is free goes back to the system before a forward's logits, when most is held. Of a smaller model it
-is little, and making pages anew at each step was a fifth of the CPU time of the demo's trainer (bench/demo.md). At 2 million it is
-a twentieth, for a tenth of the memory."""
+"""Parameters from which on what is free goes back to the system before a forward's logits, when most is held. Of a smaller model
+it is little, and making pages anew at each step was a fifth of the CPU time of the demo's trainer (bench/demo.md). At 2 million
+it is a twentieth, for a fifth of the memory."""
 
 APART_FROM = 10_000_000
 """Parameters from which on large blocks are kept apart, and what is free goes back after each step as well. At 2 million the two
