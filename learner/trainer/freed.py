@@ -18,7 +18,7 @@ took a tenth of the time and left the peak as it is (bench/trainer.md)."""
 
 @dataclass(frozen=True, slots=True)
 class FreedMemory:
-    """Of a model of `parameters`; on a GPU (`on_host` False) tensors are not the host's memory, and nothing is done in a step."""
+    """Of a model of `parameters`; on a GPU (`on_host` False) tensors are not the host's memory, and forwards leave it alone."""
 
     parameters: int
     on_host: bool = True
