@@ -69,7 +69,8 @@ def main() -> None:
     """One rank: FOLDER MODEL STEPS; rank 0 prints what each of them took."""
     folder, model, steps = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     torch.set_num_threads(1)
-    FreedMemory(APART_FROM).begin()
+    freed = FreedMemory(APART_FROM)
+    freed.begin()
     config = TrainerConfig(
         model=model, checkpoint_dir=str(folder), device="cpu", steps=steps, max_new_tokens=TOKENS, micro_batch_tokens=256
     )  # fmt: skip
@@ -86,6 +87,7 @@ def main() -> None:
             forget_peak()
         trainer.accumulate([_group(4 * step + i, rng) for i in range(4)], step)
         trainer.step(step)
+        freed.after_step()
     training, sent = peak() - before, 0
     held = sum(p.numel() * p.element_size() for _, p in trained.parameters())
     held += sum(t.numel() * t.element_size() for state in trainer.optimizer.state.values() for t in state.values())
@@ -107,6 +109,7 @@ def main() -> None:
         if publication == 0:
             trainer.accumulate([_group(4 * steps + i, rng) for i in range(4)], steps)
             trainer.step(steps)
+            freed.after_step()
     publishing = peak() - before
     forget_peak()
     if isinstance(trained, ShardedModel):
