@@ -43,7 +43,7 @@ def add_verbs(actions: Any, verb: AddVerb) -> None:
     add_value(p, "--completion", 150.0, "TOKENS", "mean length of their completions, log-normal with sigma 0.7")
     add_value(p, "--threads", 2, "N", "threads of torch")
     p.add_argument("--compute-dtype", default="auto", choices=["auto", "bfloat16", "float32"],
-                   help="what this tree computes in where speed is compared; the older one knows float32 alone (default auto)")
+                   help="what this tree computes in; the older one of --before knows float32 alone (default auto)")
     p.add_argument("--forecast", nargs="*", metavar="SHAPE", help="instead: what training takes, by shapes alone (0.5b to 32b)")
     add_value(p, "--tokens", 4096, "N", "tokens of a forward, of the forecast")
     add_value(p, "--devices", 1, "N", "devices that share the model, of the forecast")

@@ -76,7 +76,7 @@ class TrainerBench:
     completion: float
     threads: int
     compute_dtype: str = "auto"
-    """of this tree where speed is compared; the older one computes in float32"""
+    """of this tree, in steps and where speed is compared; the older one computes in float32"""
     rows: tuple[str, ...] = ()
     """SHAPE:TOKENS each: models, and the tokens of a row that is far longer than a forward"""
 
@@ -89,7 +89,7 @@ def bench_trainer(bench: TrainerBench, folder: Path | None, say: Callable[[str],
         case = MemoryCase.read(bench.saved)
         say(f"{case.shape}, what a forward of {case.tokens} tokens keeps ...")
         result["saved"] = compare_saved(case.shape, case.tokens)
-    result["memory"] = measure_memory_of_steps(memory, folder, bench.threads, say)
+    result["memory"] = measure_memory_of_steps(memory, folder, bench.threads, say, compute=bench.compute_dtype)
     result["rows"] = [measure_long_row(case, folder, bench.threads, say) for case in rows]
     if bench.before is not None:
         mix = {"groups": bench.groups, "samples": 8, "prompt": bench.prompt, "completion": bench.completion, "sigma": 0.7,
@@ -103,7 +103,7 @@ def bench_trainer(bench: TrainerBench, folder: Path | None, say: Callable[[str],
 
 
 def measure_memory_of_steps(
-    cases: list[MemoryCase], folder: Path | None, threads: int, say: Callable[[str], None]
+    cases: list[MemoryCase], folder: Path | None, threads: int, say: Callable[[str], None], *, compute: str = "auto"
 ) -> list[dict[str, Any]]:
     """Two steps of each, measured and forecast."""
     rows = []
@@ -112,9 +112,9 @@ def measure_memory_of_steps(
         # One shared prompt a group and eight completions: the tokens of two forwards and a bit.
         mix = {"groups": 4, "samples": 8, "prompt": case.tokens / 20, "completion": case.tokens / 15, "sigma": 0.3,
                "most": case.tokens // 2, "flat": 0}  # fmt: skip
-        settings = {"micro_batch_tokens": case.tokens, "lr": 1e-6, "max_new_tokens": case.tokens}
+        settings = {"micro_batch_tokens": case.tokens, "lr": 1e-6, "max_new_tokens": case.tokens, "compute_dtype": compute}
         measured = _steps(case.shape, {"threads": threads, "steps": 2, "settings": settings, "mix": mix}, folder)
-        costs = count_model(shape_config(case.shape), case.tokens)
+        costs = count_model(shape_config(case.shape), case.tokens, bfloat16=compute == "bfloat16")
         plan = TrainingPlan(own_memory=False, states=STATES, room=costs.layer_bytes * measured["kept"])
         found = forecast(costs, plan)
         peak = max(measured["most"].values())
