@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,7 +28,7 @@ from transformers import (
 from learner.trainer import policy
 from learner.trainer.forecast.live import LiveBytes
 from learner.trainer.forward import attention, layout
-from learner.trainer.forward.forward import TokenForward, can_checkpoint
+from learner.trainer.forward.forward import FEW_SIZES, TokenForward, can_checkpoint
 from learner.trainer.forward.layout import RowTokens, packed, packed_tokens
 from learner.trainer.forward.saved import layers_to_keep, saved_bytes
 from learner.trainer.forward.vocabulary import LogitForm, token_logprobs
@@ -83,9 +84,11 @@ def rows_of(seed: int, prompts: int = 3, samples: int = 4) -> list[RowTokens]:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("share", [False, True])
-def test_packed_is_padded_in_value_and_gradient(name: str, checkpoint: bool, share: bool) -> None:
+@pytest.mark.parametrize("multiple", [1, 8, 64])
+def test_packed_is_padded_in_value_and_gradient(name: str, checkpoint: bool, share: bool, multiple: int) -> None:
     ours, plain = model_of(MODELS[name]), model_of(MODELS[name])
     forward = TokenForward(ours, share_prompts=share, checkpoint_layers=checkpoint)
+    forward.multiple = multiple
     assert forward.reason == ""
     padded = TokenForward(plain)
     padded.reason = "for this test"
@@ -104,6 +107,29 @@ def test_packed_is_padded_in_value_and_gradient(name: str, checkpoint: bool, sha
         for x, y in zip(ours.parameters(), plain.parameters(), strict=True):
             assert x.grad is not None and y.grad is not None
             assert float((x.grad - y.grad).abs().max()) <= 1e-4 * max(1.0, float(y.grad.abs().max()))
+
+
+def test_in_bfloat16_on_a_processor_few_sizes_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each size is a kernel that oneDNN compiles and torch keeps."""
+    model, sizes = model_of(MODELS["llama"]), set[tuple[int, ...]]()
+    own = torch.nn.functional.scaled_dot_product_attention
+
+    def seen(query: torch.Tensor, key: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        sizes.add((query.shape[2], key.shape[2]))
+        return own(query, key, *args, **kwargs)
+
+    lengths = set[int]()
+    model.model.layers[0].mlp.register_forward_pre_hook(lambda _, given: lengths.add(given[0].shape[1]))
+    assert TokenForward(model_of(MODELS["llama"])).multiple == 1
+    forward = TokenForward(model, bfloat16=True)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", seen)
+    sizes.clear()
+    lengths.clear()
+    for seed in range(12):
+        forward(rows_of(seed, prompts=4, samples=6))
+    assert len(lengths) > 1 and {n % FEW_SIZES for n in lengths} == {0}
+    assert sizes == {(32, 32), (32, 64)}
+    assert [layout.filled_up(n, 32) for n in (1, 32, 33, 512, 513, 1025, 4000)] == [32, 32, 64, 512, 576, 1152, 4096]
 
 
 def test_a_model_that_cannot_be_packed_runs_padded_and_says_why() -> None:
@@ -138,10 +164,14 @@ WINDOWED = {
 @pytest.mark.parametrize("name", WINDOWED)
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("share", [False, True])
-def test_rows_longer_than_the_sliding_window_are_the_model_s_own(name: str, checkpoint: bool, share: bool) -> None:
+@pytest.mark.parametrize("multiple", [1, 4, 64])
+def test_rows_longer_than_the_sliding_window_are_the_model_s_own(
+    name: str, checkpoint: bool, share: bool, multiple: int
+) -> None:
     ours, plain = model_of(WINDOWED[name]), model_of(WINDOWED[name])
     plain.set_attn_implementation("sdpa")
     forward = TokenForward(ours, share_prompts=share, checkpoint_layers=checkpoint)
+    forward.multiple = multiple
     assert forward.reason == ""
     rows = rows_of(4)
     assert min(len(r.prompt) for r in rows) < WINDOW < max(len(r.prompt) for r in rows)
@@ -205,6 +235,15 @@ def test_chunks_of_the_vocabulary_change_nothing(form: LogitForm, chunk: int) ->
         strict=True,
     ):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_is_left_of_a_forward_whose_bytes_were_counted() -> None:
+    """A layer's copy of its weights in bfloat16, of two forwards, would stay with the trainer."""
+    forward = TokenForward(model_of(MODELS["llama"]), checkpoint_layers=True, bfloat16=True)
+    with LiveBytes([*forward.model.parameters(), *forward.model.buffers()]) as live:
+        assert layers_to_keep(forward, 64, 1e12) == 2
+    gc.collect()
+    assert live.peak > 100_000 and live.now < 1_000, "bytes"
 
 
 def test_what_is_kept_for_the_backward_is_bounded() -> None:
@@ -291,13 +330,14 @@ def some_rows(draw: st.DrawFn) -> list[RowTokens]:
 
 
 @settings(max_examples=200, deadline=None)
-@given(rows=some_rows(), share=st.booleans(), mask=st.sampled_from([4, 1 << 24]))
-def test_every_token_reads_exactly_its_row(rows: list[RowTokens], share: bool, mask: int) -> None:
+@given(rows=some_rows(), share=st.booleans(), mask=st.sampled_from([4, 1 << 24]), multiple=st.sampled_from([1, 4, 64]))
+def test_every_token_reads_exactly_its_row(rows: list[RowTokens], share: bool, mask: int, multiple: int) -> None:
     """What each predicting token sees, by the layout's buckets, is its row up to there."""
     before, layout.LARGEST_MASK = layout.LARGEST_MASK, mask
     try:
-        laid = packed(rows, share_prompts=share)
-        assert len(laid.ids) == packed_tokens(rows, share_prompts=share)
+        laid = packed(rows, share_prompts=share, multiple=multiple)
+        tokens = packed_tokens(rows, share_prompts=share)
+        assert len(laid.ids) == layout.filled_up(tokens, multiple) >= tokens
     finally:
         layout.LARGEST_MASK = before
     sees: dict[int, list[int]] = {}
@@ -307,7 +347,7 @@ def test_every_token_reads_exactly_its_row(rows: list[RowTokens], share: bool, m
             for at in range(stretch.start, stretch.stop):
                 assert at not in sees
                 sees[at] = [*head, *range(stretch.start, at + 1)]
-    assert sorted(sees) == list(range(len(laid.ids)))
+    assert sorted(sees) == list(range(tokens))
     number = iter(zip(laid.predicts, laid.targets, strict=True))
     for row in rows:
         for t, token in enumerate(row.completion):

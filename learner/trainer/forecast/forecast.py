@@ -112,6 +112,14 @@ COPY = "checkpoint, copied"
 LIBRARIES_BYTES = 40 << 20
 """What libraries hold of their own once they compute: 43 to 50 MiB were measured of a model of 2 M that took 64 tokens."""
 
+KERNELS_BYTES = 150 << 20
+"""What oneDNN and torch keep of the kernels that they compile for computing in bfloat16 on a processor: some 90 MiB of forwards
+of up to 1,024 tokens, 140 to 170 of 4,096 (bench/trainer.md)."""
+
+HOLES = 0.05
+"""Of activations, where the C library hands out their memory: what lies between them and cannot be used. Chosen after looking
+at 2M to 360M (bench/trainer.md)."""
+
 BASE_VERSIONS = 2
 """States of a frozen base model among the versions on the disk: the anchor of an epoch, and the first state, which is kept."""
 
@@ -136,6 +144,8 @@ def forecast(costs: ModelCosts, plan: TrainingPlan) -> MemoryForecast:
     # Ranks keep theirs in float32: it is cut as the model is.
     reference = BFLOAT16 if costs.bfloat16 and plan.ranks == 1 else FLOAT32
 
+    activations = passes * (costs.activations + kept_layers(costs, plan) * costs.layer_bytes) if costs.activations else 0
+
     def shared(size: float) -> int:
         return int(size / parts)
 
@@ -146,11 +156,12 @@ def forecast(costs: ModelCosts, plan: TrainingPlan) -> MemoryForecast:
         Item(OPTIMIZER, "host", int(each.host * costs.matrices + plain.host * others)),
         Item(REFERENCE, "device", shared(reference * costs.parameters) if plan.reference else 0),
         Item("published last, to compare with", "device", shared(plan.served_bytes * published) if own else 0),
-        Item(ACTIVATIONS, "device",
-             costs.activations and passes * (costs.activations + kept_layers(costs, plan) * costs.layer_bytes), "training"),
+        Item(ACTIVATIONS, "device", activations, "training"),
+        Item("holes between them", "device", 0 if own else int(HOLES * activations), "training"),
         # Rank 0 holds them, whole.
         Item("published states", "host", plan.states * plan.served_bytes * published + base),
         Item("libraries at work", "host", passes * LIBRARIES_BYTES),
+        Item("compiled kernels", "host", passes * KERNELS_BYTES if costs.bfloat16 and not own else 0),
         # On a device without memory of its own all tensors are cast at once; else each segment is, on the device.
         Item("cast to be published", "host",
              shared(plan.served_bytes * published) if not own and plan.served_bytes != FLOAT32 else 0, "publishing"),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from learner.trainer.forward.layout import LARGEST_MASK, PackedRows, Stretch
+from learner.trainer.forward.layout import LARGEST_MASK, PackedRows, Stretch, rounded_up
 
 NAME = "shoal_packed"
 """What `config._attn_implementation` says of a model that attends so. transformers makes no mask for a name it has none for."""
@@ -38,6 +38,8 @@ class _Part:
     prefix: Stretch | None
     b: int
     width: int
+    ahead: int = 0
+    """keys of no token before the prefix, which make its size a multiple"""
     masks: dict[_Mask, Tensor] = field(default_factory=dict)
     """those that layers had so far: they are the same for all of them"""
 
@@ -50,20 +52,22 @@ class _Part:
     def mask(self, which: _Mask, like: Tensor) -> Tensor:
         """[1, 1, queries, keys], to be added: made once for all layers, of the queries' type, as no kernel takes another."""
         if which not in self.masks:
-            queries, keys, before, window, _ = which
+            queries, keys, before, window, unseen, _ = which
             seen = torch.ones(queries, keys, dtype=torch.bool, device=like.device).tril(before).triu(before - window + 1)
+            seen[:, :unseen] = False
             nothing = torch.zeros(queries, keys, dtype=like.dtype, device=like.device)
             self.masks[which] = nothing.masked_fill_(seen.logical_not_(), -torch.inf)[None, None]
         return self.masks[which]
 
 
 class _Mask(NamedTuple):
-    """Query i sees the keys up to `before` + i, and of these the last `window`."""
+    """Query i sees the keys up to `before` + i, and of these the last `window`, but none of the first `unseen`."""
 
     queries: int
     keys: int
     before: int
     window: int
+    unseen: int = 0
     dtype: torch.dtype = torch.float32
 
 
@@ -83,15 +87,18 @@ def plan(rows: PackedRows, device: torch.device) -> AttentionPlan:
     parts, order = list[_Part](), list[Tensor]()
     for bucket in rows.buckets:
         sizes = [stretch.size for stretch in bucket.stretches]
-        width, starts = sizes[0], torch.tensor([stretch.start for stretch in bucket.stretches])
+        width = rounded_up(sizes[0], rows.multiple)
+        starts = torch.tensor([stretch.start for stretch in bucket.stretches])
         offsets = torch.arange(width)
         within = offsets[None, :] < torch.tensor(sizes)[:, None]  # [b, T]
         take = starts[:, None] + offsets[None, :] * within
         order.append(take[within])
         real = None if sizes[-1] == width else within.reshape(-1).nonzero().squeeze(1).to(device)
-        parts.append(_Part(take.to(device), real, bucket.prefix, len(sizes), width))
+        before = bucket.prefix.size if bucket.prefix else 0
+        ahead = rounded_up(before, rows.multiple) - before
+        parts.append(_Part(take.to(device), real, bucket.prefix, len(sizes), width, ahead=ahead))
     together = torch.cat(order)
-    back = torch.empty_like(together)
+    back = torch.zeros(len(rows.ids), dtype=together.dtype)  # what no row has takes the first: nobody reads it
     back[together] = torch.arange(len(together))
     return AttentionPlan(tuple(parts), back.to(device))
 
@@ -124,13 +131,11 @@ def packed_attention(
         before = 0
         if part.prefix is not None:
             first, last = part.prefix
-            before = last - first
-            k, v = (
-                torch.cat([x[:, :, first:last].expand(part.b, -1, -1, -1), own], dim=2) for x, own in ((key, k), (value, v))
-            )
+            before = part.ahead + last - first
+            k, v = (_behind(x[:, :, first:last], part.ahead, own) for x, own in ((key, k), (value, v)))
         attend = partial(sdpa_attention_forward, module, **kwargs)
         pieces = list[Tensor]()
-        for here in _blocks(part.width, before, window):
+        for here in _blocks(part.width, before, window, part.ahead):
             mask = part.mask(here.mask._replace(dtype=q.dtype), q) if here.mask else None
             across = slice(here.first, before + here.stop)
             out, _ = attend(q[:, :, here.start : here.stop], k[:, :, across], v[:, :, across], mask, is_causal=mask is None)
@@ -143,6 +148,13 @@ def packed_attention(
     return Attended(torch.cat(outs).index_select(0, found.back)[None])
 
 
+def _behind(prefix: Tensor, ahead: int, own: Tensor) -> Tensor:
+    """[b, heads, ahead + P + T, D] of the prefix [1, heads, P, D] that all have, and their own [b, heads, T, D]."""
+    if ahead:
+        prefix = torch.nn.functional.pad(prefix, (0, 0, ahead, 0))
+    return torch.cat([prefix.expand(len(own), -1, -1, -1), own], dim=2)
+
+
 class _Block(NamedTuple):
     """Queries [start, stop) of rows, and the first of the keys that any of them sees."""
 
@@ -153,18 +165,19 @@ class _Block(NamedTuple):
     """None: they see all keys up to their own"""
 
 
-def _blocks(width: int, before: int, window: int | None) -> Iterator[_Block]:
-    """How rows of `width` queries behind `before` shared keys are computed: at once, or where a layer sees no further than a
-    window and the rows are long, some queries at a time, so that no mask of width x width is made."""
+def _blocks(width: int, before: int, window: int | None, ahead: int) -> Iterator[_Block]:
+    """How rows of `width` queries behind `before` shared keys, the first `ahead` of them nobody's, are computed: at once, or
+    where a layer sees no further than a window and the rows are long, some queries at a time, so that no mask of width x width
+    is made."""
     keys = before + width
     if window is None or window >= keys:
-        yield _Block(0, width, 0, _Mask(width, keys, before, keys) if before else None)
+        yield _Block(0, width, 0, _Mask(width, keys, before, keys, unseen=ahead) if before else None)
         return
     size = max(1, min(max(BLOCK, window), LARGEST_MASK // (2 * window)))
     for start in range(0, width, size):
         stop = min(start + size, width)
         first = max(0, before + start - window + 1)
-        mask = _Mask(stop - start, before + stop - first, before + start - first, window)
+        mask = _Mask(stop - start, before + stop - first, before + start - first, window, unseen=max(0, ahead - first))
         yield _Block(start, stop, first, mask)
 
 

@@ -26,6 +26,10 @@ INSIDE = "call_inside"
 """Name of a method of a model whose parameters are only at hand during its forward: it calls what it is given, with all of
 them at hand (`learner.trainer.ranks.sharding`)."""
 
+FEW_SIZES = 32
+"""Tokens of whose multiples forwards in bfloat16 on processors are. oneDNN compiles kernels for each size of a product or an
+attention, and torch never lets go of those of attention: a trainer's memory grew by 140 MiB a step (bench/trainer.md)."""
+
 SAME = 2e-3
 """Nats: the packed forward of a model must give its own log probabilities this nearly in float32, or it is not used."""
 
@@ -52,6 +56,9 @@ class TokenForward:
         logits, when most is held: holes between what layers keep were up to a quarter of a step's memory there."""
         self.model, self._share, self._bfloat16 = model, share_prompts, bfloat16
         self._give_back = give_back_what_is_freed if give_back else _keep
+        compiled = any(p.device.type == "cpu" and (bfloat16 or p.dtype == torch.bfloat16) for p in model.parameters())
+        self.multiple = FEW_SIZES if compiled else 1
+        """tokens of whose multiples forwards are"""
         self.reason = self._why_padded() if try_it else ""
         """why rows are padded; "" where they are packed"""
         if hasattr(model, INSIDE):
@@ -82,9 +89,9 @@ class TokenForward:
         return found
 
     def _by_parts(self, rows: Sequence[RowTokens], temperature: float) -> TokenLogprobs:
-        laid = packed(rows, share_prompts=self._share)
         head = self.model.get_output_embeddings()  # type: ignore[operator]
         device = head.weight.device
+        laid = packed(rows, share_prompts=self._share, multiple=self.multiple)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
             hidden: Tensor = self.model.get_decoder()(  # type: ignore[operator]
                 input_ids=torch.tensor([laid.ids], device=device),

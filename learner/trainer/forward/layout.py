@@ -59,11 +59,13 @@ class PackedRows:
     positions: list[int]
     """[L], of each token in its row"""
     buckets: tuple[Bucket, ...]
-    """every token is in one stretch of one bucket"""
+    """every token is in one stretch of one bucket, but for those of no row, which lie last"""
     predicts: list[int]
     """[N]: where the token lies that predicts each sampled token, row after row"""
     targets: list[int]
     """[N]: the sampled tokens"""
+    multiple: int = 1
+    """of what attention should compute at once"""
 
 
 class PromptLoad(NamedTuple):
@@ -99,8 +101,9 @@ def prompt_loads(rows: Iterable[RowTokens]) -> dict[tuple[int, ...], PromptLoad]
     return loads
 
 
-def packed(rows: Sequence[RowTokens], *, share_prompts: bool = True) -> PackedRows:
-    """The layout of `rows`, which are not empty and have a prompt and a completion each."""
+def packed(rows: Sequence[RowTokens], *, share_prompts: bool = True, multiple: int = 1) -> PackedRows:
+    """The layout of `rows`, which are not empty and have a prompt and a completion each. Tokens of no row fill it up
+    (`filled_up`)."""
     loads = prompt_loads(rows)
     by_prompt: dict[tuple[int, ...], list[int]] = {}
     for number, row in enumerate(rows):
@@ -143,7 +146,22 @@ def packed(rows: Sequence[RowTokens], *, share_prompts: bool = True) -> PackedRo
         for at in _sampled(row):
             predicts.append(first[n] if at == 0 else second[n] + at - 1)
             targets.append(row.completion[at])
-    return PackedRows(ids, positions, tuple(buckets), predicts, targets)
+    fill = filled_up(len(ids), multiple) - len(ids)
+    nothing = [0] * fill
+    return PackedRows(ids + nothing, positions + nothing, tuple(buckets), predicts, targets, multiple=multiple)
+
+
+def filled_up(tokens: int, multiple: int) -> int:
+    """Tokens of a forward with those that fill it up to a `multiple`, coarser where it is long, so that few sizes occur: eight
+    from one power of two to the next, of an eighth more at most, or less than `multiple` more. 1: as it is."""
+    if multiple == 1:
+        return tokens
+    return rounded_up(tokens, max(multiple, 1 << tokens.bit_length() - 1 >> 3))
+
+
+def rounded_up(size: int, multiple: int) -> int:
+    """To the next multiple."""
+    return -(-size // multiple) * multiple
 
 
 def packed_tokens(rows: Iterable[RowTokens], *, share_prompts: bool = True) -> int:

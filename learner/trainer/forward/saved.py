@@ -9,10 +9,10 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from learner.trainer.forward.forward import TokenForward
+from learner.trainer.forward.forward import FEW_SIZES, TokenForward
 from learner.trainer.forward.layout import RowTokens
 
-TRIED = 16
+TRIED = FEW_SIZES
 """Tokens of the smaller of the forwards with which it is found out what a layer keeps; the other has twice as many. It is so much
 for every token, and something beside: in bfloat16 a copy of the layer's weights."""
 
@@ -32,20 +32,25 @@ def saved_bytes(forward: TokenForward, rows: list[RowTokens], *, entropy_gradien
 
 
 def saved_by(model: nn.Module, run: Callable[[], Tensor]) -> Saved:
-    """Of what `run` computes with a model."""
+    """Of what `run` computes with a model. Nothing of it is left."""
     own = {p.untyped_storage()._cdata for p in model.parameters()}
-    seen: dict[int, int] = {}
+    seen: dict[int, torch.UntypedStorage] = {}
 
-    def pack(tensor: Tensor) -> Tensor:
+    def pack(tensor: Tensor) -> None:
+        # Not the tensor: one that an operation gives and keeps would hold that operation, which holds it, for ever.
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
-            seen[storage._cdata] = storage.nbytes()
-        return tensor
+            seen[storage._cdata] = storage
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(pack, _not_kept):
         found = run()
     assert found.requires_grad
-    return Saved(sum(seen.values()), max(seen.values(), default=0))
+    sizes = [storage.nbytes() for storage in seen.values()]
+    return Saved(sum(sizes), max(sizes, default=0))
+
+
+def _not_kept(_: None) -> Tensor:
+    raise RuntimeError("what was kept was only counted: there is no backward")
 
 
 def layer_bytes(forward: TokenForward, tokens: int) -> float:

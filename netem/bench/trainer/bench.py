@@ -30,6 +30,9 @@ START = {"epoch": 0, "step": 0, "checkpoint": "", "segment_bytes": 8 << 20, "anc
 STATES = 2
 """Published states of two steps: a third, the base of cumulative deltas, comes later in a run."""
 
+COMPILED_AFTER = 10
+"""Steps before what is measured in bfloat16: each size of a forward is compiled when it first occurs, and that stays."""
+
 LONG_ROW_PACK = 4096
 """Tokens of a forward beside which a long row goes alone."""
 
@@ -113,7 +116,9 @@ def measure_memory_of_steps(
         mix = {"groups": 4, "samples": 8, "prompt": case.tokens / 20, "completion": case.tokens / 15, "sigma": 0.3,
                "most": case.tokens // 2, "flat": 0}  # fmt: skip
         settings = {"micro_batch_tokens": case.tokens, "lr": 1e-6, "max_new_tokens": case.tokens, "compute_dtype": compute}
-        measured = _steps(case.shape, {"threads": threads, "steps": 2, "settings": settings, "mix": mix}, folder)
+        before = COMPILED_AFTER if compute == "bfloat16" else 0
+        told = {"threads": threads, "steps": 2, "before": before, "settings": settings, "mix": mix}
+        measured = _steps(case.shape, told, folder)
         costs = count_model(shape_config(case.shape), case.tokens, bfloat16=compute == "bfloat16")
         plan = TrainingPlan(own_memory=False, states=STATES, room=costs.layer_bytes * measured["kept"])
         found = forecast(costs, plan)
@@ -133,7 +138,7 @@ def measure_long_row(case: MemoryCase, folder: Path | None, threads: int, say: C
     mix = {"groups": 1, "samples": 2, "prompt": prompt, "completion": case.tokens - prompt, "sigma": 0.0, "most": case.tokens,
            "flat": 0}  # fmt: skip
     settings = {"micro_batch_tokens": LONG_ROW_PACK, "lr": 1e-6, "max_new_tokens": case.tokens}
-    measured = _steps(case.shape, {"threads": threads, "steps": 1, "settings": settings, "mix": mix}, folder)
+    measured = _steps(case.shape, {"threads": threads, "steps": 1, "before": 0, "settings": settings, "mix": mix}, folder)
     vocabulary = int(shape_config(case.shape).vocab_size)
     return {
         "shape": case.shape, "tokens": measured["tokens"] // 2, "measured": max(measured["most"].values()),

@@ -90,10 +90,15 @@ def main() -> int:
         start = messages.Start(**told["start"])
         publications = Publications(NoHead(), Path(folder), start)
         (Path(folder) / "versions").mkdir(exist_ok=True)
-        groups = as_groups(make_rows(0, told["mix"], model.config.vocab_size))
+        peaks.moment = "train"
+        for step in range(told["before"]):
+            trainer.accumulate(_groups(step + told["steps"], told["mix"], model.config.vocab_size))
+            trainer.step(step)
+            freed.after_step()
         peaks.moment = "publish"
         publications.publish(0, trained.weights())
         for step in range(told["steps"]):
+            groups = _groups(step, told["mix"], model.config.vocab_size)
             peaks.moment, began = "train", time.perf_counter()
             trainer.accumulate(groups)
             trainer.step(step)
@@ -111,6 +116,10 @@ def main() -> int:
         "tokens": sum(len(t.prompt_ids) + len(t.completion_ids) for g in groups for t in g.trajectories),
     }))  # fmt: skip
     return 0
+
+
+def _groups(seed: int, mix: dict[str, Any], vocabulary: int) -> list[Any]:
+    return as_groups(make_rows(seed, mix, vocabulary))
 
 
 if __name__ == "__main__":
