@@ -28,8 +28,8 @@ from transformers import (
 from learner.trainer import policy
 from learner.trainer.forecast.live import LiveBytes
 from learner.trainer.forward import attention, layout
-from learner.trainer.forward.forward import FEW_SIZES, TokenForward, can_checkpoint
-from learner.trainer.forward.layout import RowTokens, packed, packed_tokens
+from learner.trainer.forward.forward import TokenForward, can_checkpoint
+from learner.trainer.forward.layout import FEW_SIZES, RowTokens, packed, packed_tokens, sizes_up_to
 from learner.trainer.forward.saved import layers_to_keep, saved_bytes
 from learner.trainer.forward.vocabulary import LogitForm, token_logprobs
 from learner.trainer.settings import TrainerConfig
@@ -129,6 +129,7 @@ def test_in_bfloat16_on_a_processor_few_sizes_are_computed(monkeypatch: pytest.M
         forward(rows_of(seed, prompts=4, samples=6))
     assert len(lengths) > 1 and {n % FEW_SIZES for n in lengths} == {0}
     assert sizes == {(32, 32), (32, 64)}
+    assert [sizes_up_to(n) for n in (32, 256, 1024, 4096)] == [1, 8, 24, 40]
     assert [layout.filled_up(n, 32) for n in (1, 32, 33, 512, 513, 1025, 4000)] == [32, 32, 64, 512, 576, 1152, 4096]
 
 

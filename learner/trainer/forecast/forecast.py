@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from learner.trainer.forecast.facts import ModelCosts
+from learner.trainer.forward.layout import sizes_up_to
 from learner.trainer.optimizers.kinds import BFLOAT16, FLOAT32, bytes_per_parameter
 from learner.trainer.settings import OptimizerName
 
@@ -112,9 +113,9 @@ COPY = "checkpoint, copied"
 LIBRARIES_BYTES = 40 << 20
 """What libraries hold of their own once they compute: 43 to 50 MiB were measured of a model of 2 M that took 64 tokens."""
 
-KERNELS_BYTES = 150 << 20
-"""What oneDNN and torch keep of the kernels that they compile for computing in bfloat16 on a processor: some 90 MiB of forwards
-of up to 1,024 tokens, 140 to 170 of 4,096 (bench/trainer.md)."""
+KERNELS_BYTES = 15 << 18
+"""For each length of a forward, what oneDNN and torch keep of the kernels that they compile for computing in bfloat16 on a
+processor: 3.75 MiB, so that it is 90 MiB up to 1,024 tokens and 150 up to 4,096 (bench/trainer.md)."""
 
 HOLES = 0.05
 """Of activations, where the C library hands out their memory: what lies between them and cannot be used. Chosen after looking
@@ -144,6 +145,7 @@ def forecast(costs: ModelCosts, plan: TrainingPlan) -> MemoryForecast:
     # Ranks keep theirs in float32: it is cut as the model is.
     reference = BFLOAT16 if costs.bfloat16 and plan.ranks == 1 else FLOAT32
 
+    kernels = KERNELS_BYTES * sizes_up_to(costs.tokens)
     activations = passes * (costs.activations + kept_layers(costs, plan) * costs.layer_bytes) if costs.activations else 0
 
     def shared(size: float) -> int:
@@ -161,7 +163,7 @@ def forecast(costs: ModelCosts, plan: TrainingPlan) -> MemoryForecast:
         # Rank 0 holds them, whole.
         Item("published states", "host", plan.states * plan.served_bytes * published + base),
         Item("libraries at work", "host", passes * LIBRARIES_BYTES),
-        Item("compiled kernels", "host", passes * KERNELS_BYTES if costs.bfloat16 and not own else 0),
+        Item("compiled kernels", "host", passes * kernels if costs.bfloat16 and not own else 0),
         # On a device without memory of its own all tensors are cast at once; else each segment is, on the device.
         Item("cast to be published", "host",
              shared(plan.served_bytes * published) if not own and plan.served_bytes != FLOAT32 else 0, "publishing"),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from learner.trainer.forward.attention import PLAN, plan, use_packed_attention
-from learner.trainer.forward.layout import RowTokens, packed
+from learner.trainer.forward.layout import FEW_SIZES, RowTokens, packed
 from learner.trainer.forward.vocabulary import LogitForm, TokenLogprobs, token_logprobs
 from learner.trainer.model import completion_logprobs
 from p2p.processes import give_back_what_is_freed
@@ -25,10 +25,6 @@ log = logging.getLogger("shoal.trainer")
 INSIDE = "call_inside"
 """Name of a method of a model whose parameters are only at hand during its forward: it calls what it is given, with all of
 them at hand (`learner.trainer.ranks.sharding`)."""
-
-FEW_SIZES = 32
-"""Tokens of whose multiples forwards in bfloat16 on processors are. oneDNN compiles kernels for each size of a product or an
-attention, and torch never lets go of those of attention: a trainer's memory grew by 140 MiB a step (bench/trainer.md)."""
 
 SAME = 2e-3
 """Nats: the packed forward of a model must give its own log probabilities this nearly in float32, or it is not used."""

@@ -20,6 +20,11 @@ LARGEST_MASK = 1 << 24
 lies before each of them again, since plain causal attention needs none."""
 
 
+FEW_SIZES = 32
+"""Tokens of whose multiples forwards in bfloat16 on processors are. oneDNN compiles kernels for each size of a product or an
+attention, and torch never lets go of those of attention: a trainer's memory grew by 140 MiB a step (bench/trainer.md)."""
+
+
 class RowTokens(NamedTuple):
     """One sequence."""
 
@@ -65,7 +70,7 @@ class PackedRows:
     targets: list[int]
     """[N]: the sampled tokens"""
     multiple: int = 1
-    """of what attention should compute at once"""
+    """of which the numbers of queries and keys are multiples, in attention; L is one, too"""
 
 
 class PromptLoad(NamedTuple):
@@ -157,6 +162,11 @@ def filled_up(tokens: int, multiple: int) -> int:
     if multiple == 1:
         return tokens
     return rounded_up(tokens, max(multiple, 1 << tokens.bit_length() - 1 >> 3))
+
+
+def sizes_up_to(tokens: int) -> int:
+    """How many lengths forwards of up to `tokens` tokens have, where they are of few sizes."""
+    return len({filled_up(n, FEW_SIZES) for n in range(FEW_SIZES, tokens + 1, FEW_SIZES)})
 
 
 def rounded_up(size: int, multiple: int) -> int:

@@ -9,8 +9,8 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from learner.trainer.forward.forward import FEW_SIZES, TokenForward
-from learner.trainer.forward.layout import RowTokens
+from learner.trainer.forward.forward import TokenForward
+from learner.trainer.forward.layout import FEW_SIZES, RowTokens
 
 TRIED = FEW_SIZES
 """Tokens of the smaller of the forwards with which it is found out what a layer keeps; the other has twice as many. It is so much
