@@ -14,6 +14,7 @@ from torch import nn
 
 from learner.audit.claims import Claim
 from learner.audit.statistic import CHUNK_VALUES, Distances, distances
+from p2p.few_sizes import filled_up, multiple_on
 from p2p.protocol.seeded import seed_keys, uniforms
 
 __all__ = ["MOST_TOKENS", "Claim", "Scored", "score"]
@@ -52,8 +53,9 @@ def _length(claim: Claim) -> int:
 
 def _score(model: Any, claims: Sequence[Claim], temperature: float, top_p: float) -> list[Scored]:
     """In one forward."""
-    width = max(map(_length, claims))
-    device = next(model.parameters()).device
+    some = next(model.parameters())
+    device = some.device
+    width = filled_up(max(map(_length, claims)), multiple_on(device.type, str(some.dtype)))
     ids = torch.zeros(len(claims), width, dtype=torch.long)
     for row, claim in enumerate(claims):  # padded behind: causal attention never sees it, so that no mask has to say so
         tokens = (*claim.prompt_ids, *claim.completion_ids)

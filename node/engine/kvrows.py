@@ -14,6 +14,8 @@ import torch
 from torch.nn.functional import pad as pad_tensor
 from transformers import DynamicCache
 
+from p2p.few_sizes import filled_up, multiple_on
+
 
 class KVRows:
     """A DynamicCache of plain layers (keys and values [rows, heads, W, head_dim]) and the padding of each row."""
@@ -34,12 +36,20 @@ class KVRows:
     def select(self, index: np.ndarray) -> None:
         """Keep rows `index` (int64, in that order, repeats allowed), then drop columns that are padding in all."""
         self.pads, self._pads = self.pads[index], None
-        cut = int(self.pads.min()) if len(index) else 0
-        self.pads = self.pads - cut
+        self.trim()
         for layer in self.cache.layers:
             chosen = torch.from_numpy(index).to(layer.keys.device)
-            layer.keys = layer.keys[:, :, cut:].index_select(0, chosen)
-            layer.values = layer.values[:, :, cut:].index_select(0, chosen)
+            layer.keys = layer.keys.index_select(0, chosen)
+            layer.values = layer.values.index_select(0, chosen)
+
+    def trim(self) -> None:
+        """Drop columns that are padding in all rows."""
+        cut = int(self.pads.min()) if len(self.pads) else 0
+        if not cut:
+            return
+        self.pads, self._pads = self.pads - cut, None
+        for layer in self.cache.layers:
+            layer.keys, layer.values = layer.keys[:, :, cut:], layer.values[:, :, cut:]
 
     def join(self, other: KVRows) -> None:
         """Append the rows of `other`, padding the narrower of the two on the left."""
@@ -84,9 +94,10 @@ class Prefilled(NamedTuple):
 def prefill(
     model: torch.nn.Module, config: Any, sequences: Sequence[Sequence[int]], device: torch.device
 ) -> Prefilled:
-    """Run whole sequences (token ids, none empty) at once, padded on the left to the longest."""
+    """Run whole sequences (token ids, none empty) at once, padded on the left to the longest, and further while they run where
+    each length would be compiled."""
     lengths = np.array([len(s) for s in sequences], dtype=np.int64)
-    width = int(lengths.max())
+    width = filled_up(int(lengths.max()), multiple_on(device.type, str(next(model.parameters()).dtype)))
     pads = width - lengths
     ids = np.zeros((len(sequences), width), dtype=np.int64)
     for row, sequence in zip(ids, sequences, strict=True):
@@ -102,4 +113,6 @@ def prefill(
         use_cache=True,
         logits_to_keep=1,
     )
-    return Prefilled(KVRows(cache, pads), out.logits[:, -1])
+    kv = KVRows(cache, pads)
+    kv.trim()
+    return Prefilled(kv, out.logits[:, -1])

@@ -137,3 +137,8 @@ def test_a_scorer_finds_an_engines_own_draws_at_their_places() -> None:
     assert np.concatenate([one.distance for one in score(model, wrong)]).mean() > 0.05
     assert all(len(one.distance) in (12, 9) for one in score(model, wrong))
     assert seed_keys([1])[0] != seed_keys([2])[0]
+    widths = set[int]()
+    model.model.layers[0].mlp.register_forward_pre_hook(lambda _, given: widths.add(given[0].shape[1]))
+    score(model, claims)
+    off = [np.abs(one.claimed - one.recomputed).mean() for one in score(model.bfloat16(), claims)]
+    assert widths == {28, 32} and max(off) < 1  # few sizes where each is compiled

@@ -29,12 +29,13 @@ from learner.trainer import policy
 from learner.trainer.forecast.live import LiveBytes
 from learner.trainer.forward import attention, layout
 from learner.trainer.forward.forward import TokenForward, can_checkpoint
-from learner.trainer.forward.layout import FEW_SIZES, RowTokens, packed, packed_tokens, sizes_up_to
+from learner.trainer.forward.layout import RowTokens, packed, packed_tokens
 from learner.trainer.forward.saved import layers_to_keep, saved_bytes
 from learner.trainer.forward.vocabulary import LogitForm, token_logprobs
 from learner.trainer.settings import TrainerConfig
 from learner.trajectory import Gap
 from p2p.errors import UsageError
+from p2p.few_sizes import FEW_SIZES, filled_up, sizes_up_to
 
 VOCABULARY = 101
 
@@ -130,7 +131,7 @@ def test_in_bfloat16_on_a_processor_few_sizes_are_computed(monkeypatch: pytest.M
     assert len(lengths) > 1 and {n % FEW_SIZES for n in lengths} == {0}
     assert sizes == {(32, 32), (32, 64)}
     assert [sizes_up_to(n) for n in (32, 256, 1024, 4096)] == [1, 8, 24, 40]
-    assert [layout.filled_up(n, 32) for n in (1, 32, 33, 512, 513, 1025, 4000)] == [32, 32, 64, 512, 576, 1152, 4096]
+    assert [filled_up(n, 32) for n in (1, 32, 33, 512, 513, 1025, 4000)] == [32, 32, 64, 512, 576, 1152, 4096]
 
 
 def test_a_model_that_cannot_be_packed_runs_padded_and_says_why() -> None:
@@ -338,7 +339,7 @@ def test_every_token_reads_exactly_its_row(rows: list[RowTokens], share: bool, m
     try:
         laid = packed(rows, share_prompts=share, multiple=multiple)
         tokens = packed_tokens(rows, share_prompts=share)
-        assert len(laid.ids) == layout.filled_up(tokens, multiple) >= tokens
+        assert len(laid.ids) == filled_up(tokens, multiple) >= tokens
     finally:
         layout.LARGEST_MASK = before
     sees: dict[int, list[int]] = {}

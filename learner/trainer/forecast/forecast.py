@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from learner.trainer.forecast.facts import ModelCosts
-from learner.trainer.forward.layout import sizes_up_to
 from learner.trainer.optimizers.kinds import BFLOAT16, FLOAT32, bytes_per_parameter
 from learner.trainer.settings import OptimizerName
+from p2p.few_sizes import sizes_up_to
 
 KEEP_SHARE = 0.25
 """Of the memory that is free once gradients and optimizer are there, what layers may take that are not run again in the backward:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from learner.trainer.forward.layout import LARGEST_MASK, PackedRows, Stretch, rounded_up
+from learner.trainer.forward.layout import LARGEST_MASK, PackedRows, Stretch
+from p2p.few_sizes import rounded_up
 
 NAME = "shoal_packed"
 """What `config._attn_implementation` says of a model that attends so. transformers makes no mask for a name it has none for."""

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from learner.trainer.forward.attention import PLAN, plan, use_packed_attention
-from learner.trainer.forward.layout import FEW_SIZES, RowTokens, packed
+from learner.trainer.forward.layout import RowTokens, packed
 from learner.trainer.forward.vocabulary import LogitForm, TokenLogprobs, token_logprobs
 from learner.trainer.model import completion_logprobs
+from p2p.few_sizes import multiple_on
 from p2p.processes import give_back_what_is_freed
 
 log = logging.getLogger("shoal.trainer")
@@ -52,8 +53,8 @@ class TokenForward:
         logits, when most is held: holes between what layers keep were up to a quarter of a step's memory there."""
         self.model, self._share, self._bfloat16 = model, share_prompts, bfloat16
         self._give_back = give_back_what_is_freed if give_back else _keep
-        compiled = any(p.device.type == "cpu" and (bfloat16 or p.dtype == torch.bfloat16) for p in model.parameters())
-        self.multiple = FEW_SIZES if compiled else 1
+        computed = {(p.device.type, "bfloat16" if bfloat16 else str(p.dtype)) for p in model.parameters()}
+        self.multiple = max(multiple_on(*one) for one in computed)
         """tokens of whose multiples forwards are"""
         self.reason = self._why_padded() if try_it else ""
         """why rows are padded; "" where they are packed"""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from learner.trajectory import Gap
+from p2p.few_sizes import filled_up
 
 ALIKE = 0.75
 """Segments are padded to each other, for their attention alone, where the shorter has this share of the longer's tokens."""
@@ -18,11 +19,6 @@ ALIKE = 0.75
 LARGEST_MASK = 1 << 24
 """Entries of an attention mask. Completions behind a shared prompt need one of T x (P + T); where it would be larger, the prompt
 lies before each of them again, since plain causal attention needs none."""
-
-
-FEW_SIZES = 32
-"""Tokens of whose multiples forwards in bfloat16 on processors are. oneDNN compiles kernels for each size of a product or an
-attention, and torch never lets go of those of attention: a trainer's memory grew by 140 MiB a step (bench/trainer.md)."""
 
 
 class RowTokens(NamedTuple):
@@ -154,24 +150,6 @@ def packed(rows: Sequence[RowTokens], *, share_prompts: bool = True, multiple: i
     fill = filled_up(len(ids), multiple) - len(ids)
     nothing = [0] * fill
     return PackedRows(ids + nothing, positions + nothing, tuple(buckets), predicts, targets, multiple=multiple)
-
-
-def filled_up(tokens: int, multiple: int) -> int:
-    """Tokens of a forward with those that fill it up to a `multiple`, coarser where it is long, so that few sizes occur: eight
-    from one power of two to the next, of an eighth more at most, or less than `multiple` more. 1: as it is."""
-    if multiple == 1:
-        return tokens
-    return rounded_up(tokens, max(multiple, 1 << tokens.bit_length() - 1 >> 3))
-
-
-def sizes_up_to(tokens: int) -> int:
-    """How many lengths forwards of up to `tokens` tokens have, where they are of few sizes."""
-    return len({filled_up(n, FEW_SIZES) for n in range(FEW_SIZES, tokens + 1, FEW_SIZES)})
-
-
-def rounded_up(size: int, multiple: int) -> int:
-    """To the next multiple."""
-    return -(-size // multiple) * multiple
 
 
 def packed_tokens(rows: Iterable[RowTokens], *, share_prompts: bool = True) -> int:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from learner.trainer.forward.forward import TokenForward
-from learner.trainer.forward.layout import FEW_SIZES, RowTokens
+from learner.trainer.forward.layout import RowTokens
+from p2p.few_sizes import FEW_SIZES
 
 TRIED = FEW_SIZES
 """Tokens of the smaller of the forwards with which it is found out what a layer keeps; the other has twice as many. It is so much
