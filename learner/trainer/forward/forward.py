@@ -99,7 +99,8 @@ class TokenForward:
         self._give_back()
         predicting = hidden.index_select(0, torch.tensor(laid.predicts, device=device))
         targets = torch.tensor(laid.targets, device=device)
-        return token_logprobs(predicting, head.weight, head.bias, targets, _form(self.model.config, temperature))
+        form = _form(self.model.config, temperature)
+        return token_logprobs(predicting, head.weight, head.bias, targets, form, rounded=self._bfloat16)
 
     def _checkpoint_layers(self) -> None:
         """The library's own way needs training mode, in which dropout and routers do other things than when they generate."""

@@ -1,11 +1,14 @@
 """Log probability and entropy of given tokens from hidden states, the vocabulary's projection in chunks.
 
 Must not know models, rows or losses. Nothing of [tokens, vocabulary] outlives a chunk, in the backward neither: it computes each
-chunk's logits anew. All of it is in float32, whatever the model computes in.
+chunk's logits anew. All of it is in float32, whatever the model computes in. Where that is bfloat16, products round what
+they take, and not their sums.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -49,13 +52,14 @@ class TokenLogprobs(NamedTuple):
 
 def token_logprobs(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, form: LogitForm, *,
-    chunk_bytes: int = LOGITS_CHUNK_BYTES,
+    chunk_bytes: int = LOGITS_CHUNK_BYTES, rounded: bool = False,
 ) -> TokenLogprobs:  # fmt: skip
     """Log probability of `targets` (int64 [N]) and entropy (nats) under softmax of the logits of `hidden` [N, H], with gradients.
 
-    `weight` [V, H] and `bias` [V] or None are the output projection's.
+    `weight` [V, H] and `bias` [V] or None are the output projection's. `rounded`: products may round what they take, to bfloat16
+    on a processor and to TF32 on a GPU, and add it up in float32.
     """
-    how = _How(form, max(1, chunk_bytes // (4 * weight.shape[0])))
+    how = _How(form, max(1, chunk_bytes // (4 * weight.shape[0])), rounded)
     return TokenLogprobs(*_ByChunks.apply(hidden, weight, bias, targets, how))
 
 
@@ -63,6 +67,7 @@ class _How(NamedTuple):
     form: LogitForm
     rows: int
     """tokens of a chunk"""
+    rounded: bool
 
 
 class _ByChunks(torch.autograd.Function):
@@ -70,10 +75,10 @@ class _ByChunks(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, how: _How
     ) -> tuple[Tensor, Tensor]:
-        count, (form, rows) = hidden.shape[0], how
+        count, (form, rows, rounded) = hidden.shape[0], how
         logprobs = torch.empty(count, dtype=torch.float32, device=hidden.device)
         entropy, total = torch.empty_like(logprobs), torch.empty_like(logprobs)
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(hidden.device.type, enabled=False), _products(hidden.device.type, rounded):
             full = weight.float()
             for at in range(0, count, rows):
                 here = slice(at, at + rows)
@@ -98,14 +103,14 @@ class _ByChunks(torch.autograd.Function):
         ctx: Any, to_logprobs: Tensor | None, to_entropy: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, total, entropy = ctx.saved_tensors
-        form, rows = ctx.how
+        form, rows, rounded = ctx.how
         if to_logprobs is None:
             to_logprobs = torch.zeros_like(total)
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         of_hidden = torch.empty_like(hidden) if wants_hidden else None
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
         of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wants_bias else None
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(hidden.device.type, enabled=False), _products(hidden.device.type, rounded):
             full = weight.float()
             for at in range(0, hidden.shape[0], rows):
                 here = slice(at, at + rows)
@@ -133,6 +138,19 @@ class _ByChunks(torch.autograd.Function):
             None,
             None,
         )
+
+
+@contextmanager
+def _products(device: str, rounded: bool) -> Iterator[None]:
+    """Until the end products of float32 take what they are given rounded, where `device` has instructions for that."""
+    place = torch.backends.cuda.matmul if device == "cuda" else torch.backends.mkldnn.matmul
+    before = place.fp32_precision
+    if rounded:
+        place.fp32_precision = "tf32" if device == "cuda" else "bf16"
+    try:
+        yield
+    finally:
+        place.fp32_precision = before
 
 
 def _projected(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
