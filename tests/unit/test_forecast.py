@@ -16,6 +16,7 @@ from learner.trainer.forecast.forecast import (
     KEEP_SHARE,
     KERNELS_BYTES,
     LIBRARIES_BYTES,
+    SMALL_HOLES,
     MemoryForecast,
     TrainingPlan,
     forecast,
@@ -45,8 +46,12 @@ def test_bytes_a_parameter_of_plain_training() -> None:
     on_cpu = taken(plan=CPU)
     holes = int(HOLES * 2 * GIB)
     assert on_cpu.device == (16 + 4) * 10**9 + 2 * GIB + holes + LIBRARIES_BYTES and on_cpu.host == 0
-    in_bfloat16 = replace(COSTS, bfloat16=True)
-    assert taken(in_bfloat16, CPU).device == on_cpu.device + 40 * KERNELS_BYTES and taken(in_bfloat16).device == taken().device
+    in_bfloat16 = replace(COSTS, bfloat16=True, head=10**8)
+    compiled = (40 + 8) * KERNELS_BYTES
+    assert taken(in_bfloat16, CPU).device == on_cpu.device + compiled + 2 * 10**8
+    assert taken(in_bfloat16).device == taken().device
+    small = replace(COSTS, parameters=9 * 10**6, trained=9 * 10**6, matrices=0)
+    assert taken(small, CPU).size_of("holes between them") == int(SMALL_HOLES * 2 * GIB)
     assert taken(plan=replace(GPU, reference=True)).device - taken().device == 4 * 10**9
 
 
@@ -120,8 +125,9 @@ def test_a_model_is_counted_by_its_shape() -> None:
         whole = AutoModelForCausalLM.from_config(shape)
     costs = count_model(shape, 256, checkpointing="on")
     assert costs.parameters == sum(p.numel() for p in whole.parameters()) == costs.trained and not costs.unknown
-    double = count_model(shape, 512, checkpointing="on")
-    assert 1.3 * costs.activations < double.activations < 2.2 * costs.activations
+    assert costs.head == 8192 * 128
+    once, twice = (count_model(shape, tokens, checkpointing="on") for tokens in (4096, 8192))
+    assert 1.3 * once.activations < twice.activations < 2.2 * once.activations
     six = count_model(shape_config("2m", num_hidden_layers=6), 256, checkpointing="off")
     seven, five = (count_model(shape_config("2m", num_hidden_layers=n), 256, checkpointing="off") for n in (7, 5))
     assert seven.activations - six.activations == six.activations - five.activations > costs.layer_bytes / 2

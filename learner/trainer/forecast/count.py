@@ -38,7 +38,9 @@ def count_model(
         whole = adapt(_build(config))
         parameters = sum(p.numel() for p in whole.parameters())
         trained = sum(p.numel() for p in whole.parameters() if p.requires_grad)
-        heads = {id(m.weight) for m in (whole.get_input_embeddings(), whole.get_output_embeddings()) if m is not None}
+        out = whole.get_output_embeddings()
+        head = out.weight.numel() if out is not None else 0
+        heads = {id(m.weight) for m in (whole.get_input_embeddings(), out) if m is not None}
         matrices = sum(p.numel() for p in whole.parameters() if p.requires_grad and p.ndim >= 2 and id(p) not in heads)
         checkpoint = checkpointing == "on" or (checkpointing == "auto" and parameters >= CHECKPOINT_FROM)
         checkpoint = checkpoint and can_checkpoint(whole)
@@ -55,8 +57,8 @@ def count_model(
     except Exception as error:  # any architecture may do what cannot be done without values: then it is not known
         why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
     return ModelCosts(
-        parameters, trained, matrices, found, tokens, layers=layers if layer else 0, layer_bytes=layer, bfloat16=bfloat16,
-        unknown=why,
+        parameters, trained, matrices, head=head, activations=found, tokens=tokens, layers=layers if layer else 0,
+        layer_bytes=layer, bfloat16=bfloat16, unknown=why,
     )  # fmt: skip
 
 

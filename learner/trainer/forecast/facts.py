@@ -15,6 +15,8 @@ class ModelCosts:
     """those of them that the optimizer changes"""
     matrices: int = 0
     """of the trained: values in the matrices of hidden layers, which some optimizers treat apart"""
+    head: int = 0
+    """values of the output projection"""
     activations: int = 0
     """bytes at the most crowded moment of a forward and backward pass, beside weights and their gradients; 0: not known"""
     tokens: int = 0

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from learner.trainer.forecast.facts import ModelCosts
+from learner.trainer.freed import APART_FROM
 from learner.trainer.optimizers.kinds import BFLOAT16, FLOAT32, bytes_per_parameter
-from learner.trainer.settings import OptimizerName
+from learner.trainer.settings import CHUNK_TOKENS, OptimizerName
 from p2p.few_sizes import sizes_up_to
 
 KEEP_SHARE = 0.25
@@ -114,12 +115,16 @@ LIBRARIES_BYTES = 40 << 20
 """What libraries hold of their own once they compute: 43 to 50 MiB were measured of a model of 2 M that took 64 tokens."""
 
 KERNELS_BYTES = 15 << 18
-"""For each length of a forward, what oneDNN and torch keep of the kernels that they compile for computing in bfloat16 on a
-processor: 3.75 MiB, so that it is 90 MiB up to 1,024 tokens and 150 up to 4,096 (bench/trainer.md)."""
+"""For each length of a forward, and of a chunk whose logits are taken, what oneDNN and torch keep of the kernels that are compiled
+to compute in bfloat16 on a processor: 3.75 MiB, so that it is 120 MiB up to 1,024 tokens and 180 up to 4,096
+(bench/trainer.md)."""
 
 HOLES = 0.05
 """Of activations, where the C library hands out their memory: what lies between them and cannot be used. Chosen after looking
-at 2M to 360M (bench/trainer.md)."""
+at 20M to 360M (bench/trainer.md)."""
+
+SMALL_HOLES = 0.55
+"""The same of a model whose blocks are not kept apart. Chosen after looking at 2M (bench/trainer.md)."""
 
 BASE_VERSIONS = 2
 """States of a frozen base model among the versions on the disk: the anchor of an epoch, and the first state, which is kept."""
@@ -145,7 +150,9 @@ def forecast(costs: ModelCosts, plan: TrainingPlan) -> MemoryForecast:
     # Ranks keep theirs in float32: it is cut as the model is.
     reference = BFLOAT16 if costs.bfloat16 and plan.ranks == 1 else FLOAT32
 
-    kernels = KERNELS_BYTES * sizes_up_to(costs.tokens)
+    rounded = passes if costs.bfloat16 and not own else 0
+    compiled = KERNELS_BYTES * (sizes_up_to(costs.tokens) + sizes_up_to(CHUNK_TOKENS))
+    holes = HOLES if costs.parameters >= APART_FROM else SMALL_HOLES
     activations = passes * (costs.activations + kept_layers(costs, plan) * costs.layer_bytes) if costs.activations else 0
 
     def shared(size: float) -> int:
@@ -159,11 +166,12 @@ def forecast(costs: ModelCosts, plan: TrainingPlan) -> MemoryForecast:
         Item(REFERENCE, "device", shared(reference * costs.parameters) if plan.reference else 0),
         Item("published last, to compare with", "device", shared(plan.served_bytes * published) if own else 0),
         Item(ACTIVATIONS, "device", activations, "training"),
-        Item("holes between them", "device", 0 if own else int(HOLES * activations), "training"),
+        Item("holes between them", "device", 0 if own else int(holes * activations), "training"),
+        Item("output projection, rounded", "host", rounded * BFLOAT16 * costs.head, "training"),
         # Rank 0 holds them, whole.
         Item("published states", "host", plan.states * plan.served_bytes * published + base),
         Item("libraries at work", "host", passes * LIBRARIES_BYTES),
-        Item("compiled kernels", "host", passes * kernels if costs.bfloat16 and not own else 0),
+        Item("compiled kernels", "host", rounded * compiled),
         # On a device without memory of its own all tensors are cast at once; else each segment is, on the device.
         Item("cast to be published", "host",
              shared(plan.served_bytes * published) if not own and plan.served_bytes != FLOAT32 else 0, "publishing"),

@@ -18,7 +18,7 @@ from learner.trainer.forward.attention import PLAN, plan, use_packed_attention
 from learner.trainer.forward.layout import RowTokens, packed
 from learner.trainer.forward.vocabulary import LogitForm, TokenLogprobs, token_logprobs
 from learner.trainer.model import completion_logprobs
-from p2p.few_sizes import multiple_on
+from p2p.few_sizes import multiple_on, rounded_up
 from p2p.processes import give_back_what_is_freed
 
 log = logging.getLogger("shoal.trainer")
@@ -97,10 +97,12 @@ class TokenForward:
                 **{PLAN: plan(laid, device)},
             ).last_hidden_state[0]
         self._give_back()
-        predicting = hidden.index_select(0, torch.tensor(laid.predicts, device=device))
-        targets = torch.tensor(laid.targets, device=device)
-        form = _form(self.model.config, temperature)
-        return token_logprobs(predicting, head.weight, head.bias, targets, form, rounded=self._bfloat16)
+        count = len(laid.predicts)
+        fill = [0] * (rounded_up(count, self.multiple) - count)
+        predicting = hidden.index_select(0, torch.tensor(laid.predicts + fill, device=device))
+        targets, form = torch.tensor(laid.targets + fill, device=device), _form(self.model.config, temperature)
+        found = token_logprobs(predicting, head.weight, head.bias, targets, form, rounded=self._bfloat16)
+        return TokenLogprobs(found.logprobs[:count], found.entropy[:count]) if fill else found
 
     def _checkpoint_layers(self) -> None:
         """The library's own way needs training mode, in which dropout and routers do other things than when they generate."""

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learner.trainer.settings import LOGITS_CHUNK_BYTES
+from learner.trainer.settings import CHUNK_TOKENS, LOGITS_CHUNK_BYTES
+from p2p.few_sizes import FEW_SIZES
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,12 @@ class LogitForm:
     temperature: float = 1.0
 
     def of(self, projected: Tensor) -> Tensor:
-        """Logits [n, V]."""
+        """Logits [n, V], in the projection's place."""
         if self.scale != 1.0:
-            projected = projected * self.scale
+            projected.mul_(self.scale)
         if self.softcap:
-            projected = self.softcap * torch.tanh(projected / self.softcap)
-        return projected if self.temperature == 1.0 else projected / self.temperature
+            projected.div_(self.softcap).tanh_().mul_(self.softcap)
+        return projected if self.temperature == 1.0 else projected.div_(self.temperature)
 
     def slope(self, logits: Tensor) -> Tensor | float:
         """What a gradient of logits is multiplied by to be one of the projection."""
@@ -59,7 +60,9 @@ def token_logprobs(
     `weight` [V, H] and `bias` [V] or None are the output projection's. `rounded`: products may round what they take, to bfloat16
     on a processor and to TF32 on a GPU, and add it up in float32.
     """
-    how = _How(form, max(1, chunk_bytes // (4 * weight.shape[0])), rounded)
+    tokens = min(CHUNK_TOKENS, chunk_bytes // (4 * weight.shape[0]))
+    # What is rounded on a processor is compiled by size: with whole multiples here and there, a last chunk has few sizes.
+    how = _How(form, max(1, tokens - tokens % FEW_SIZES if tokens > FEW_SIZES else tokens), rounded)
     return TokenLogprobs(*_ByChunks.apply(hidden, weight, bias, targets, how))
 
 
@@ -79,14 +82,14 @@ class _ByChunks(torch.autograd.Function):
         logprobs = torch.empty(count, dtype=torch.float32, device=hidden.device)
         entropy, total = torch.empty_like(logprobs), torch.empty_like(logprobs)
         with torch.autocast(hidden.device.type, enabled=False), _products(hidden.device.type, rounded):
-            full = weight.float()
+            full, blocks = weight.float(), _Blocks(min(rows, count), weight)
             for at in range(0, count, rows):
                 here = slice(at, at + rows)
-                logits = form.of(_projected(hidden[here], full, bias))
+                logits, p = blocks.of(hidden[here], full, bias, form)
                 of_target = logits.gather(1, targets[here, None]).squeeze(1)
                 most = logits.amax(dim=1, keepdim=True)
                 shifted = logits.sub_(most)
-                p = shifted.exp()  # not normalised
+                torch.exp(shifted, out=p)  # not normalised
                 z = p.sum(dim=1)
                 total[here] = z.log() + most.squeeze(1)
                 logprobs[here] = of_target - total[here]
@@ -111,16 +114,16 @@ class _ByChunks(torch.autograd.Function):
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
         of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wants_bias else None
         with torch.autocast(hidden.device.type, enabled=False), _products(hidden.device.type, rounded):
-            full = weight.float()
-            for at in range(0, hidden.shape[0], rows):
+            full, blocks = weight.float(), _Blocks(min(rows, len(hidden)), weight)
+            for at in range(0, len(hidden), rows):
                 here = slice(at, at + rows)
-                logits = form.of(_projected(hidden[here], full, bias))
+                logits, p = blocks.of(hidden[here], full, bias, form)
                 slope = form.slope(logits)  # before the logits are overwritten
                 log_p = logits.sub_(total[here, None])
                 if to_entropy is None:
                     gradient = log_p.exp_().mul_(-to_logprobs[here, None])
                 else:
-                    p = log_p.exp()
+                    torch.exp(log_p, out=p)
                     spread = log_p.add_(entropy[here, None]).mul_(to_entropy[here, None]).add_(to_logprobs[here, None])
                     gradient = spread.mul_(p).neg_()
                 gradient.scatter_add_(1, targets[here, None], to_logprobs[here, None])
@@ -153,6 +156,16 @@ def _products(device: str, rounded: bool) -> Iterator[None]:
         place.fp32_precision = before
 
 
-def _projected(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    projected = hidden.float() @ weight.T
-    return projected if bias is None else projected + bias.float()
+class _Blocks:
+    """A chunk's logits, and room for as much again: the next chunk takes their place. Blocks of its own would be so many pages,
+    each of which the system clears."""
+
+    def __init__(self, rows: int, weight: Tensor) -> None:
+        self._logits = torch.empty(rows, weight.shape[0], dtype=torch.float32, device=weight.device)
+        self._more = torch.empty_like(self._logits)
+
+    def of(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, form: LogitForm) -> tuple[Tensor, Tensor]:
+        logits = torch.mm(hidden.float(), weight.T, out=self._logits[: len(hidden)])
+        if bias is not None:
+            logits += bias.float()
+        return form.of(logits), self._more[: len(hidden)]
