@@ -115,16 +115,17 @@ LIBRARIES_BYTES = 40 << 20
 """What libraries hold of their own once they compute: 43 to 50 MiB were measured of a model of 2 M that took 64 tokens."""
 
 KERNELS_BYTES = 15 << 18
-"""For each length of a forward, and of a chunk whose logits are taken, what oneDNN and torch keep of the kernels that are compiled
-to compute in bfloat16 on a processor: 3.75 MiB, so that it is 120 MiB up to 1,024 tokens and 180 up to 4,096
+"""For each length of a forward, and of a chunk of logits, what oneDNN and torch keep of the kernels that they compile for
+computing in bfloat16 on a processor: 3.75 MiB, so that it is 120 MiB up to 1,024 tokens and 180 up to 4,096
 (bench/trainer.md)."""
 
 HOLES = 0.05
 """Of activations, where the C library hands out their memory: what lies between them and cannot be used. Chosen after looking
 at 20M to 360M (bench/trainer.md)."""
 
-SMALL_HOLES = 0.55
-"""The same of a model whose blocks are not kept apart. Chosen after looking at 2M (bench/trainer.md)."""
+SMALL_HOLES, SMALL_HOLES_COMPILED = 0.55, 0.75
+"""The same of a model whose blocks are not kept apart, and of one whose kernels lie between them. Chosen after looking at 2M
+(bench/trainer.md)."""
 
 BASE_VERSIONS = 2
 """States of a frozen base model among the versions on the disk: the anchor of an epoch, and the first state, which is kept."""
@@ -152,7 +153,8 @@ def forecast(costs: ModelCosts, plan: TrainingPlan) -> MemoryForecast:
 
     rounded = passes if costs.bfloat16 and not own else 0
     compiled = KERNELS_BYTES * (sizes_up_to(costs.tokens) + sizes_up_to(CHUNK_TOKENS))
-    holes = HOLES if costs.parameters >= APART_FROM else SMALL_HOLES
+    small = SMALL_HOLES_COMPILED if costs.bfloat16 else SMALL_HOLES
+    holes = HOLES if costs.parameters >= APART_FROM else small
     activations = passes * (costs.activations + kept_layers(costs, plan) * costs.layer_bytes) if costs.activations else 0
 
     def shared(size: float) -> int:
