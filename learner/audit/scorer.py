@@ -38,7 +38,7 @@ def score(model: nn.Module, claims: Sequence[Claim], temperature: float = 1.0, t
     found: dict[int, Scored] = {}
     batch: list[int] = []
     for i in sorted(range(len(claims)), key=lambda i: _length(claims[i])):
-        if batch and (len(batch) + 1) * _length(claims[i]) > MOST_TOKENS:
+        if batch and (len(batch) + 1) * _width(model, _length(claims[i])) > MOST_TOKENS:
             found |= zip(batch, _score(model, [claims[j] for j in batch], temperature, top_p), strict=True)
             batch = []
         batch.append(i)
@@ -51,11 +51,17 @@ def _length(claim: Claim) -> int:
     return len(claim.prompt_ids) + len(claim.completion_ids)
 
 
+def _width(model: nn.Module, longest: int) -> int:
+    """Tokens of a forward's rows of which the longest has `longest`, within what the model has positions for."""
+    some, config = next(model.parameters()), model.config.get_text_config()  # type: ignore[operator, union-attr]
+    most = int(getattr(config, "max_position_embeddings", None) or longest)
+    return max(longest, min(most, filled_up(longest, multiple_on(some.device.type, str(some.dtype)))))
+
+
 def _score(model: Any, claims: Sequence[Claim], temperature: float, top_p: float) -> list[Scored]:
     """In one forward."""
-    some = next(model.parameters())
-    device = some.device
-    width = filled_up(max(map(_length, claims)), multiple_on(device.type, str(some.dtype)))
+    width = _width(model, max(map(_length, claims)))
+    device = next(model.parameters()).device
     ids = torch.zeros(len(claims), width, dtype=torch.long)
     for row, claim in enumerate(claims):  # padded behind: causal attention never sees it, so that no mask has to say so
         tokens = (*claim.prompt_ids, *claim.completion_ids)

@@ -14,7 +14,7 @@ from learner.preflight.facts import ModelShape
 from learner.trainer.forecast.facts import ModelCosts
 from learner.trainer.forecast.forecast import COPY, MemoryForecast, TrainingPlan, forecast
 from learner.trainer.optimizers.kinds import FLOAT32
-from learner.trainer.settings import LOGITS_CHUNK_BYTES
+from learner.trainer.settings import CHUNK_TOKENS, LOGITS_CHUNK_BYTES
 
 SERVED_BYTES = {"bfloat16": 2, "float32": 4}
 """Bytes a parameter of a published version, by `trainer.served_dtype`."""
@@ -22,8 +22,8 @@ SERVED_BYTES = {"bfloat16": 2, "float32": 4}
 STATES = 2
 """States in the head's format that the trainer holds in host memory: the one published, and the next."""
 
-LOGITS_BLOCKS = 4
-"""Blocks of a token's logits at once: these, their log-softmax, the probabilities and the gradient, float32 each."""
+LOGITS_BLOCKS = 2
+"""Blocks of a chunk's logits at once: these, or their gradient, and the probabilities, float32 each."""
 
 DELTA_SHARE = 1 / 32
 """Bytes of a delta as a share of the state's: what the publisher reckons with before it has made one."""
@@ -127,7 +127,7 @@ def memory_needs(config: LearnerConfig, model: ModelShape, *, gpu: bool) -> Memo
     """What our trainer needs with these settings. `gpu`: it runs on a device with memory of its own."""
     trainer = config.trainer
     found = memory_forecast(config, plain_costs(config, model, gpu=gpu), gpu=gpu)
-    logits = 4 * model.vocabulary * max(trainer.micro_batch_tokens, config.rollout.max_new_tokens)
+    logits = 4 * model.vocabulary * min(CHUNK_TOKENS, max(trainer.micro_batch_tokens, config.rollout.max_new_tokens))
     # What is there in every step, whatever the activations are. Of a checkpoint that is written beside training, only what the
     # disk has not yet is copied: that may be nothing.
     device, host = (

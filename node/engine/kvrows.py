@@ -36,20 +36,12 @@ class KVRows:
     def select(self, index: np.ndarray) -> None:
         """Keep rows `index` (int64, in that order, repeats allowed), then drop columns that are padding in all."""
         self.pads, self._pads = self.pads[index], None
-        self.trim()
+        cut = int(self.pads.min()) if len(index) else 0
+        self.pads = self.pads - cut
         for layer in self.cache.layers:
             chosen = torch.from_numpy(index).to(layer.keys.device)
-            layer.keys = layer.keys.index_select(0, chosen)
-            layer.values = layer.values.index_select(0, chosen)
-
-    def trim(self) -> None:
-        """Drop columns that are padding in all rows."""
-        cut = int(self.pads.min()) if len(self.pads) else 0
-        if not cut:
-            return
-        self.pads, self._pads = self.pads - cut, None
-        for layer in self.cache.layers:
-            layer.keys, layer.values = layer.keys[:, :, cut:], layer.values[:, :, cut:]
+            layer.keys = layer.keys[:, :, cut:].index_select(0, chosen)
+            layer.values = layer.values[:, :, cut:].index_select(0, chosen)
 
     def join(self, other: KVRows) -> None:
         """Append the rows of `other`, padding the narrower of the two on the left."""
@@ -94,15 +86,16 @@ class Prefilled(NamedTuple):
 def prefill(
     model: torch.nn.Module, config: Any, sequences: Sequence[Sequence[int]], device: torch.device
 ) -> Prefilled:
-    """Run whole sequences (token ids, none empty) at once, padded on the left to the longest, and further while they run where
-    each length would be compiled."""
+    """Run whole sequences (token ids, none empty) at once, padded on the left to the longest. Where each width would be compiled
+    they are filled up behind while they run, where nothing sees it and no mask has to say so."""
     lengths = np.array([len(s) for s in sequences], dtype=np.int64)
-    width = filled_up(int(lengths.max()), multiple_on(device.type, str(next(model.parameters()).dtype)))
-    pads = width - lengths
+    longest = int(lengths.max())
+    width = filled_up(longest, multiple_on(device.type, str(next(model.parameters()).dtype)))
+    pads = longest - lengths
     ids = np.zeros((len(sequences), width), dtype=np.int64)
     for row, sequence in zip(ids, sequences, strict=True):
-        row[width - len(sequence) :] = sequence
-    columns = np.arange(width)[None]
+        row[longest - len(sequence) : longest] = sequence
+    columns = np.minimum(np.arange(width), longest - 1)[None]
     mask = torch.from_numpy(columns >= pads[:, None]).to(device) if pads.any() else None
     cache = DynamicCache(config=config)
     out = model(
@@ -111,8 +104,9 @@ def prefill(
         attention_mask=mask,
         past_key_values=cache,
         use_cache=True,
-        logits_to_keep=1,
+        logits_to_keep=1 if width == longest else torch.tensor([longest - 1], device=device),
     )
-    kv = KVRows(cache, pads)
-    kv.trim()
-    return Prefilled(kv, out.logits[:, -1])
+    if width > longest:
+        for layer in cache.layers:
+            layer.keys, layer.values = layer.keys[:, :, :longest], layer.values[:, :, :longest]
+    return Prefilled(KVRows(cache, pads), out.logits[:, -1])

@@ -36,6 +36,7 @@ from node.engine.sampling import SamplingParams, sample
 from node.engine.settings import TransformersSettings
 from node.engine.slots import SlotCore
 from p2p.errors import Refusal
+from p2p.few_sizes import filled_up, multiple_on
 from p2p.protocol.rollout import Generate, TokenEvent
 
 
@@ -56,6 +57,8 @@ class TransformersCore(SlotCore):
         self._next_ids = np.empty((0, 1), dtype=np.int64)
         self._rate = TokenRate()
         self._arithmetic = ""
+        self._multiple = 1
+        """what a prefill's width is filled up to"""
 
     def load(self, model_dir: Path, state: StateFile) -> None:
         """See `EngineCore.load`. Refusal also when the settings ask for cuda and torch sees no CUDA device."""
@@ -75,6 +78,7 @@ class TransformersCore(SlotCore):
         fill_new(tensors, MappedState(state))
         text = config.get_text_config()
         self._model, self._config, self._tensors, self._device = model, config, tensors, device
+        self._multiple = multiple_on(device.type, str(dtype))
         self._arithmetic = f"transformers/{str(dtype).removeprefix('torch.')}/{device.type}"
         self._version, self._vocab = state.version, int(text.vocab_size)
         self._max_context = context_length(config, settings.max_context)
@@ -152,7 +156,7 @@ class TransformersCore(SlotCore):
         width = 0
         while len(self._rows) + len(taken) < self.settings.max_running and (row := self._first_waiting(events)):
             tokens = tuple(row.tokens())
-            grown = max(width, len(tokens))
+            grown = max(width, filled_up(len(tokens), self._multiple))
             if taken and grown * (len(sequences) + (tokens not in sequences)) > self.settings.prefill_tokens:
                 break
             self._waiting.popleft()
@@ -234,9 +238,9 @@ class TransformersCore(SlotCore):
         kv: KVRows | None = None
         at = 0
         while at < len(sequences):
-            stop, width = at + 1, len(sequences[at])
+            stop, width = at + 1, filled_up(len(sequences[at]), self._multiple)
             while stop < len(sequences):
-                width = max(width, len(sequences[stop]))
+                width = max(width, filled_up(len(sequences[stop]), self._multiple))
                 if width * (stop + 1 - at) > self.settings.prefill_tokens:
                     break
                 stop += 1

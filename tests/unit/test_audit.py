@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
+from learner.audit import scorer
 from learner.audit.calibration import NodeArithmetic, from_json, measure, to_json, widest
 from learner.audit.choosing import chosen
 from learner.audit.scorer import Claim, score
@@ -142,3 +143,14 @@ def test_a_scorer_finds_an_engines_own_draws_at_their_places() -> None:
     score(model, claims)
     off = [np.abs(one.claimed - one.recomputed).mean() for one in score(model.bfloat16(), claims)]
     assert widths == {28, 32} and max(off) < 1  # few sizes where each is compiled
+
+
+def test_rows_that_are_filled_up_stay_within_positions_and_a_forwards_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bfloat16 on a processor, of a model that has a table of positions."""
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=40, n_embd=16, n_layer=1, n_head=2)).eval().bfloat16()
+    sizes = list[tuple[int, int]]()
+    model.transformer.h[0].mlp.register_forward_pre_hook(lambda _, given: sizes.append(tuple(given[0].shape[:2])))
+    monkeypatch.setattr(scorer, "MOST_TOKENS", 100)
+    claims = [Claim((1,) * 5, (2,) * n, (-1.0,) * n, seed=n) for n in (28, 29, 30, 3, 3, 3, 3)]
+    assert [len(one.distance) for one in score(model, claims)] == [28, 29, 30, 3, 3, 3, 3]
+    assert sizes == [(3, 32), (2, 40), (2, 40)]

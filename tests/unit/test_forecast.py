@@ -17,6 +17,7 @@ from learner.trainer.forecast.forecast import (
     KERNELS_BYTES,
     LIBRARIES_BYTES,
     SMALL_HOLES,
+    SMALL_HOLES_COMPILED,
     MemoryForecast,
     TrainingPlan,
     forecast,
@@ -52,6 +53,8 @@ def test_bytes_a_parameter_of_plain_training() -> None:
     assert taken(in_bfloat16).device == taken().device
     small = replace(COSTS, parameters=9 * 10**6, trained=9 * 10**6, matrices=0)
     assert taken(small, CPU).size_of("holes between them") == int(SMALL_HOLES * 2 * GIB)
+    compiled_small = taken(replace(small, bfloat16=True), CPU)
+    assert compiled_small.size_of("holes between them") == int(SMALL_HOLES_COMPILED * 2 * GIB)
     assert taken(plan=replace(GPU, reference=True)).device - taken().device == 4 * 10**9
 
 

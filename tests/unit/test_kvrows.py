@@ -24,19 +24,23 @@ def test_prefills_of_few_sizes_leave_a_cache_without_what_filled_them_up(dtype: 
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     widths = list[int]()
     model.model.layers[0].mlp.register_forward_pre_hook(lambda _, given: widths.append(given[0].shape[1]))
+    masked = list[bool]()
+    model.register_forward_pre_hook(lambda _, args, kwargs: masked.append(kwargs["attention_mask"] is not None), with_kwargs=True)
     rng = np.random.default_rng(1)
-    for lengths in ((5,), (3, 20), (32,), (40, 1, 33), (70, 64)):
+    for lengths in ((5,), (3, 20), (32,), (40, 1, 33), (70, 64), (50, 50)):
         rows: list[list[int]] = [rng.integers(0, VOCAB, n).tolist() for n in lengths]
         kv, logits = prefill(model, config, rows, CPU)
         longest = max(lengths)
+        assert masked == [len(set(lengths)) > 1], "what fills rows up needs no mask"
         assert kv.width == longest and kv.pads.tolist() == [longest - n for n in lengths]
         assert widths.pop() == (longest if dtype == torch.float32 else -(-longest // FEW_SIZES) * FEW_SIZES)
         following = kv.decode(model, torch.tensor([[1]] * len(rows)))
-        widths.clear()
         for row, first, second in zip(rows, logits, following, strict=True):
-            assert_alike(first, model(torch.tensor([row])).logits[0, -1], dtype)
-            assert_alike(second, model(torch.tensor([[*row, 1]])).logits[0, -1], dtype)
+            alone = (model(input_ids=torch.tensor([ids]), attention_mask=None).logits[0, -1] for ids in (row, [*row, 1]))
+            for got, want in zip((first, second), alone, strict=True):
+                assert_alike(got, want, dtype)
         widths.clear()
+        masked.clear()
 
 
 def assert_alike(got: Any, want: Any, dtype: torch.dtype) -> None:

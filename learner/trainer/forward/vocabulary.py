@@ -145,11 +145,13 @@ class _ByChunks(torch.autograd.Function):
 
 @contextmanager
 def _products(device: str, rounded: bool) -> Iterator[None]:
-    """Until the end products of float32 take what they are given rounded, where `device` has instructions for that."""
+    """Until the end products of float32 take what they are given rounded, where `device` has instructions for that: a processor
+    AMX. Others go on as they are."""
+    if not rounded:
+        yield
+        return
     place = torch.backends.cuda.matmul if device == "cuda" else torch.backends.mkldnn.matmul
-    before = place.fp32_precision
-    if rounded:
-        place.fp32_precision = "tf32" if device == "cuda" else "bf16"
+    before, place.fp32_precision = place.fp32_precision, "tf32" if device == "cuda" else "bf16"
     try:
         yield
     finally:
