@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import pad as pad_tensor
 from transformers import DynamicCache
 
-from p2p.few_sizes import filled_up, multiple_on
+from p2p.few_sizes import filled_up
 
 
 class KVRows:
@@ -84,13 +84,13 @@ class Prefilled(NamedTuple):
 
 
 def prefill(
-    model: torch.nn.Module, config: Any, sequences: Sequence[Sequence[int]], device: torch.device
+    model: torch.nn.Module, config: Any, sequences: Sequence[Sequence[int]], device: torch.device, *, multiple: int = 1
 ) -> Prefilled:
-    """Run whole sequences (token ids, none empty) at once, padded on the left to the longest. Where each width would be compiled
-    they are filled up behind while they run, where nothing sees it and no mask has to say so."""
+    """Run whole sequences (token ids, none empty) at once, padded on the left to the longest. While they run they are filled up
+    (`filled_up` to a `multiple`) behind, where nothing sees it and no mask has to say so."""
     lengths = np.array([len(s) for s in sequences], dtype=np.int64)
     longest = int(lengths.max())
-    width = filled_up(longest, multiple_on(device.type, str(next(model.parameters()).dtype)))
+    width = filled_up(longest, multiple)
     pads = longest - lengths
     ids = np.zeros((len(sequences), width), dtype=np.int64)
     for row, sequence in zip(ids, sequences, strict=True):

@@ -165,7 +165,7 @@ class TransformersCore(SlotCore):
             taken.append(row)
         if not taken:
             return
-        kv, logits = prefill(model, self._config, list(sequences), self._device)
+        kv, logits = prefill(model, self._config, list(sequences), self._device, multiple=self._multiple)
         index = np.array(which, dtype=np.int64)
         if len(sequences) < len(taken):
             logits = logits[torch.from_numpy(index).to(self._device)]
@@ -244,7 +244,7 @@ class TransformersCore(SlotCore):
                 if width * (stop + 1 - at) > self.settings.prefill_tokens:
                     break
                 stop += 1
-            part, following = prefill(model, self._config, sequences[at:stop], self._device)
+            part, following = prefill(model, self._config, sequences[at:stop], self._device, multiple=self._multiple)
             logits.append(following)
             if kv is None:
                 kv = part

@@ -202,7 +202,7 @@ def test_a_commit_that_fails_half_way_puts_the_old_weights_back(
             patch.setattr(engine_module.MappedState, "tensor", failing)
         else:
 
-            def out_of_memory(*_: object) -> None:
+            def out_of_memory(*_: object, **__: object) -> None:
                 raise MemoryError("no room for the cache")
 
             patch.setattr(engine_module, "prefill", out_of_memory)
@@ -262,9 +262,9 @@ def test_groups_share_one_prefill(real: World, monkeypatch: pytest.MonkeyPatch) 
     rows = []
     prefill = engine_module.prefill
 
-    def counting(model: object, config: object, sequences: list[object], device: object) -> object:
+    def counting(model: object, config: object, sequences: list[object], device: object, **more: int) -> object:
         rows.append(len(sequences))
-        return prefill(model, config, sequences, device)  # type: ignore[arg-type]
+        return prefill(model, config, sequences, device, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(engine_module, "prefill", counting)
     group = [ask(f"g{i}", seed=i) for i in range(6)]
@@ -277,9 +277,9 @@ def test_admission_respects_the_prefill_budget(real: World, monkeypatch: pytest.
     sizes = []
     prefill = engine_module.prefill
 
-    def counting(model: object, config: object, sequences: list[tuple[int, ...]], device: object) -> object:
+    def counting(model: object, config: object, sequences: list[tuple[int, ...]], device: object, **more: int) -> object:
         sizes.append(len(sequences) * max(len(s) for s in sequences))
-        return prefill(model, config, sequences, device)  # type: ignore[arg-type]
+        return prefill(model, config, sequences, device, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(engine_module, "prefill", counting)
     long = [ask(f"l{i}", prompt_ids=(i + 1,) * (20 + i), max_new_tokens=8) for i in range(6)]

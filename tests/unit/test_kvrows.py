@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from node.engine.kvrows import prefill
-from p2p.few_sizes import FEW_SIZES
+from p2p.few_sizes import FEW_SIZES, multiple_on
 from tests.support.engine_world import VOCAB, qwen3_config
 
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ def test_prefills_of_few_sizes_leave_a_cache_without_what_filled_them_up(dtype: 
     rng = np.random.default_rng(1)
     for lengths in ((5,), (3, 20), (32,), (40, 1, 33), (70, 64), (50, 50)):
         rows: list[list[int]] = [rng.integers(0, VOCAB, n).tolist() for n in lengths]
-        kv, logits = prefill(model, config, rows, CPU)
+        kv, logits = prefill(model, config, rows, CPU, multiple=multiple_on("cpu", str(dtype)))
         longest = max(lengths)
         assert masked == [len(set(lengths)) > 1], "what fills rows up needs no mask"
         assert kv.width == longest and kv.pads.tolist() == [longest - n for n in lengths]
