@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,9 @@ def add_verb(actions: Any, verb: AddVerb) -> None:
                    help="the same of cheats that are hard to find: older and rounded weights (default 18000)")  # fmt: skip
     p.add_argument("--suspected", type=int, default=40_000, metavar="N",
                    help="of these and of honest tokens so many are read under suspected weights too (default 40000)")  # fmt: skip
+    p.add_argument("--in-run", type=int, metavar="STEPS",
+                   help="measure instead what audits cost a run of so many steps whose nodes are all proven, beside generating")
+    p.add_argument("--seed", type=int, default=0, metavar="N", help="of that run (default 0)")
 
 
 def _bench_audit(args: argparse.Namespace) -> dict[str, Any]:
@@ -39,15 +43,33 @@ def _bench_audit(args: argparse.Namespace) -> dict[str, Any]:
     from netem.bench.audit.making import TokenGoals
     from p2p.errors import UsageError
 
+    if args.in_run is not None:
+        return _in_run(args)
     if min(args.tokens, args.cheat_tokens, args.mild_tokens, args.suspected) < 1000:
         raise UsageError("--tokens, --cheat-tokens, --mild-tokens and --suspected must be at least 1000")
     bench = AuditBench(
         args.model, tuple(args.engines.split(",")), args.engine_python or sys.executable,
         TokenGoals(args.tokens, args.cheat_tokens, args.mild_tokens), args.suspected,
     )  # fmt: skip
-    result = bench_audit(bench, args.folder, lambda line: print(line, file=sys.stderr, flush=True))
+    result = bench_audit(bench, args.folder, _say)
     if not args.json:
         from netem.bench.audit.table import tables
 
         print(tables(result))
     return result
+
+
+def _in_run(args: argparse.Namespace) -> dict[str, Any]:
+    from netem.bench.audit.in_run import audited_run
+
+    with tempfile.TemporaryDirectory(prefix="shoal-audit-") as folder:
+        result = audited_run(args.in_run, args.seed, Path(folder), _say)
+    if not args.json:
+        from netem.bench.audit.table import cost_line
+
+        print(cost_line(result))
+    return result
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

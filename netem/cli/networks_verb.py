@@ -29,6 +29,8 @@ def add_verb(actions: Any, verb: AddVerb) -> None:
                    "messages, and what simulating them took; 10000 take 11 GiB and an hour")
     add_value(p, "--versions", 2, "N", "versions of each swarm of --nodes")
     p.add_argument("--chunk-kib", type=int, default=0, metavar="K", help="KiB of a chunk of --nodes (default: a publisher's)")
+    p.add_argument("--known", action="store_true", help="the learner is told its uplink, and nodes remember theirs from "
+                   "an earlier run: what first versions lose without a search of the rates")
     p.add_argument("--emulate", action="store_true", help="over real TCP on emulated links (as root), beside the simulator and "
                    "libtorrent: the networks of --replay, or the first --count with steady rates that a small machine carries")
     p.add_argument("--congestion", default="", metavar="NAME", help="TCP congestion control of --emulate (default bbr, as drawn)")
@@ -46,6 +48,8 @@ def _bench_networks(args: argparse.Namespace) -> dict[str, Any]:
 
     if not args.emulate and (args.congestion or args.alone):
         raise UsageError("--congestion and --alone say how to --emulate")
+    if args.known and (args.emulate or args.nodes):
+        raise UsageError("--known is for drawn networks in the simulator")
     if args.nodes:
         return _bench_scale(args)
     names = [*args.replay, *([name_of(args.seed, args.index)] if args.index is not None else [])]
@@ -60,7 +64,7 @@ def _bench_networks(args: argparse.Namespace) -> dict[str, Any]:
 
         how = {"congestion": args.congestion, "alone": args.alone}
         return bench_emulated(names, count=args.count, seed=args.seed, say=say, **how)
-    result = bench_networks(names, count=args.count, seed=args.seed, jobs=args.jobs, say=say)
+    result = bench_networks(names, count=args.count, seed=args.seed, jobs=args.jobs, say=say, known=args.known)
     if not args.json:
         print_networks(result, each=bool(names))
     return result

@@ -22,6 +22,7 @@ from netem.timeline import Timeline
 from p2p.broadcast.exchange_core import TICK_S
 from p2p.broadcast.peer_groups import Grid
 from p2p.errors import ShoalError, UsageError
+from p2p.uplink_file import TCP_PART
 
 PAUSE_S = 1.0
 """From the end of one round to the next: what is still on its way arrives, and counts for the old one."""
@@ -104,6 +105,12 @@ class BroadcastSimulation(Timeline):
                 if not {name, other} & absent:
                     self.peers[name].link(other)
         self._arrange()
+
+    def know_uplinks(self) -> None:
+        """Before anything is sent: the source is told its uplink, as its owner does, and nodes remember what they found of theirs
+        when they last ran. Rates are those of the beginning."""
+        for name, peer in self.peers.items():
+            peer.expect_uplink(TCP_PART * self._hosts[name].access.up / 8, told=name == self.source)
 
     def _neighbours(self, host: str) -> list[str]:
         """Whom a host knows: everybody, or those of its groups and the source, which knows everybody."""

@@ -45,6 +45,7 @@ def simulate(
     machine: Machine = OWN_CORES,
     mesh: int = FULL_MESH - 1,
     packets: bool = False,
+    known: bool = False,
 ) -> list[SimResult]:
     """Broadcast `rounds` versions of `payload_bytes` from the profile's first host to all others, one after another, as peers
     that keep what they learned of their uplinks and of each other. The same arguments give the same results, bit for bit.
@@ -54,8 +55,8 @@ def simulate(
     1); a late host is absent in those before. The neighbours of a killed host notice one delay later, as when its process ends,
     and `unnoticed_s` after that: SILENCE_S for a host that loses its power. `machine`: what the peers' work takes, and whether
     they share cores, as they do in an emulation. `packets`: the profile's jitter and loss count, as far as `FlowNetwork` knows
-    them. UsageError for arguments that make no broadcast, ShoalError when a round
-    stands still for STALL_S.
+    them. `known`: the source is told its uplink, and nodes remember theirs from an earlier run. UsageError for arguments that
+    make no broadcast, ShoalError when a round stands still for STALL_S.
     """
     if payload_bytes < 1 or rounds < 1 or (chunk_bytes is not None and not KIB <= chunk_bytes <= MAX_CHUNK):
         raise UsageError(f"{rounds} rounds of {payload_bytes} bytes in chunks of {chunk_bytes}")
@@ -80,4 +81,6 @@ def simulate(
         profile, policy=policy, seed=seed, grid=grid, faults=faults, fault_round=fault_round, unnoticed_s=unnoticed_s,
         machine=machine, packets=packets,
     )  # fmt: skip
+    if known:
+        simulation.know_uplinks()
     return [simulation.round(make_version(number, payload_bytes, size)) for number in range(1, rounds + 1)]

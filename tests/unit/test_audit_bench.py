@@ -11,12 +11,13 @@ from learner.audit.calibration import NodeArithmetic
 from learner.audit.scorer import Claim, Scored
 from netem.bench.audit.bench import AuditBench, bench_audit
 from netem.bench.audit.cheats import cheats, likelier
+from netem.bench.audit.in_run import Spent, cost
 from netem.bench.audit.judging import AMONG, KNOWN, UNKNOWN, Sample, calibrate, detected, facts, honest_row, percentile, ways
 from netem.bench.audit.nodes import MEMBERS, seed_of
 from netem.bench.audit.store import Column, TokenFiles, claims_of
-from netem.bench.audit.table import tables
+from netem.bench.audit.table import cost_line, tables
 from netem.bench.audit.world import EIGHT, NOW, OTHER, World
-from p2p.errors import UsageError
+from p2p.errors import ShoalError, UsageError
 from p2p.layout import Layout
 
 ROUNDS, EXACT = NodeArithmetic("vllm", "bfloat16", "cpu"), NodeArithmetic("transformers", "float32", "cpu")
@@ -106,3 +107,16 @@ def test_an_engine_that_is_none_is_refused(tmp_path: Path) -> None:
     for engine in ("fake/float32", "vllm", "transformers/float64"):
         with pytest.raises(UsageError, match="no engine and type"):
             bench_audit(AuditBench(engines=(engine,)), tmp_path, print)
+
+
+def test_what_an_audit_costs_is_counted_from_the_same_step_for_both() -> None:
+    spent = [Spent(10, 1.0, 5.0, 900.0), Spent(60, 3.0, 6.0, 1000.0), Spent(61, 3.1, 6.0, 1000.0), Spent(160, 13.0, 6.2, 2000.0)]
+    lines = [{"step": step, "perf/tokens": 500} for step in range(1, 171)]
+    found = cost(spent, lines)
+    assert (found["steps"], found["tokens"], found["checked"]) == (100, 50_000, 1000)
+    assert found["cost"] == pytest.approx(0.02) and found["checked_share"] == pytest.approx(0.02) and found["before_s"] == 6.0
+    assert "1,000 of 50,000 tokens checked (2.00%); engines 10.00 s of a core, the auditor 0.20 s: **2.00%**" in cost_line(
+        {**found, "load": [0.5, 2.0]}
+    )
+    with pytest.raises(ShoalError, match="no steps were seen"):
+        cost(spent[:1], lines)

@@ -17,7 +17,7 @@ TOOK = ("cpu_s", "wall_s", "peak_mib")
 
 
 def test_control_messages_of_a_swarm_are_counted() -> None:
-    rows, again = (measure_swarm(40, rounds=2, seed=3, chunk=64 * KIB) for _ in range(2))
+    rows, again = (list(measure_swarm(40, rounds=2, seed=3, chunk=64 * KIB)) for _ in range(2))
     assert [row["version"] for row in rows] == [1, 2]
     for row, other in zip(rows, again, strict=True):
         assert {k: v for k, v in row.items() if k not in TOOK} == {k: v for k, v in other.items() if k not in TOOK}

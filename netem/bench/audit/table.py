@@ -19,6 +19,14 @@ def tables(result: Mapping[str, Any]) -> str:
     return "\n\n".join(out)
 
 
+def cost_line(result: Mapping[str, Any]) -> str:
+    """What `audited_run` found, for people."""
+    checked = f"{result['checked']:,} of {result['tokens']:,} tokens checked ({result['checked_share']:.2%})"
+    seconds = f"engines {result['engines_s']:.2f} s of a core, the auditor {result['auditor_s']:.2f} s: **{result['cost']:.2%}**"
+    load = f"load {result['load'][0]:.1f} to {result['load'][1]:.1f}"
+    return f"{result['steps']} steps, {checked}; {seconds} ({load}; {result['before_s']:.1f} s of the auditor before them)"
+
+
 def _honest(rows: Sequence[Mapping[str, Any]]) -> str:
     names = ["honest node", "tokens", "nats a token", "exact", "further than 0.005", "off (nats)", "caught"]
     names += ["most evidence: kind known", "of a known kind", "never measured", "with suspects", "strange prompts"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from netem.bench.networks.draw import BOUNDS, KINDS, DrawnNetwork, draw_by_name, draw_network
@@ -29,28 +30,31 @@ MOST_NETWORKS = 100_000
 
 
 def bench_networks(
-    names: Sequence[str], *, count: int, seed: int, jobs: int, say: Callable[[str], None]
+    names: Sequence[str], *, count: int, seed: int, jobs: int, say: Callable[[str], None], known: bool = False
 ) -> dict[str, Any]:
-    """What `shoal bench networks --json` prints: for the networks called `names`, or the first `count` of `seed`."""
+    """What `shoal bench networks --json` prints: for the networks called `names`, or the first `count` of `seed`. `known`: hosts
+    know their uplinks from the beginning."""
     if not 1 <= count <= MOST_NETWORKS or seed < 0 or jobs < 1:
         raise UsageError(f"{count} networks (1 to {MOST_NETWORKS}) of seed {seed} (0 or more) in {jobs} processes (1 or more)")
     networks = [draw_by_name(name) for name in names] if names else [draw_network(seed, i) for i in range(count)]
     measured = []
-    for one in _measure_all(networks, jobs):
+    for one in _measure_all(networks, jobs, known):
         measured.append(one)
         if names:
             say(describe(one.network))
         if len(measured) % 20 == 0:
             say(f"{len(measured)} of {len(networks)} networks")
-    return {"seed": None if names else seed, "networks": [values_of(one) for one in measured], **summary(measured)}
+    head = {"seed": None if names else seed, "known": known}
+    return {**head, "networks": [values_of(one) for one in measured], **summary(measured)}
 
 
-def _measure_all(networks: Sequence[DrawnNetwork], jobs: int) -> Iterator[MeasuredNetwork]:
+def _measure_all(networks: Sequence[DrawnNetwork], jobs: int, known: bool) -> Iterator[MeasuredNetwork]:
+    measure = partial(measure_network, known=known)
     if jobs == 1:
-        yield from map(measure_network, networks)
+        yield from map(measure, networks)
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap(measure_network, networks)
+        yield from pool.imap(measure, networks)
 
 
 # --- summing up ----------------------------------------------------------------------------------------------------------

@@ -47,12 +47,12 @@ class MeasuredNetwork:
     """why there are none"""
 
 
-def measure_network(network: DrawnNetwork, *, seed: int = 0) -> MeasuredNetwork:
-    """Send all versions of `network`, one after another."""
+def measure_network(network: DrawnNetwork, *, seed: int = 0, known: bool = False) -> MeasuredNetwork:
+    """Send all versions of `network`, one after another. `known`: hosts know their uplinks from the beginning."""
     size = chunk_bytes_for(network.payload, nodes=len(network.profile.hosts) - 1)
     heads = wire_bytes(size, network.profile.mtu) / size
     try:
-        results = simulate(network.profile, network.payload, rounds=network.versions, seed=seed, packets=True)
+        results = simulate(network.profile, network.payload, rounds=network.versions, seed=seed, packets=True, known=known)
     except ShoalError as error:
         return MeasuredNetwork(network, heads, (), str(error))
     taken_off = delays_of(network)

@@ -11,7 +11,7 @@ import random
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -88,16 +88,16 @@ def bench_scale(
             f"swarms of {list(counts)} nodes (2 to {MOST}), {rounds} versions (1 or more), seed {seed} (0 or more), chunks of "
             f"{chunk} bytes ({KIB} to {MAX_CHUNK})"
         )
-    rows = []
+    rows = list[dict[str, Any]]()
     for count in counts:
-        rows += measure_swarm(count, rounds=rounds, seed=seed, chunk=chunk)
-        for row in rows[-rounds:]:
+        for row in measure_swarm(count, rounds=rounds, seed=seed, chunk=chunk):
+            rows.append(row)
             say(describe(row))
     return {"seed": seed, "payload": PAYLOAD, "chunk": chunk, "versions": rows}
 
 
-def measure_swarm(count: int, *, rounds: int, seed: int, chunk: int) -> list[dict[str, Any]]:
-    """One row a version."""
+def measure_swarm(count: int, *, rounds: int, seed: int, chunk: int) -> Iterator[dict[str, Any]]:
+    """One row a version, as soon as it is everywhere: the next may take an hour."""
     began, cpu = time.monotonic(), time.process_time()
     profile = swarm_of(count)
     grid = Grid({host.name: host.site for host in profile.hosts[1:]}, mesh=FULL_MESH - 1)
@@ -107,16 +107,15 @@ def measure_swarm(count: int, *, rounds: int, seed: int, chunk: int) -> list[dic
     )  # fmt: skip
     network = simulation.network
     assert isinstance(network, CountingNetwork)
-    rows, told = [], roster_bytes(grid, profile)
+    told = roster_bytes(grid, profile)
     for number in range(1, rounds + 1):
         network.begin()
         result = simulation.round(make_version(number, PAYLOAD, chunk))
         took = {"cpu_s": time.process_time() - cpu, "wall_s": time.monotonic() - began}
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         values = _values(result, network, simulation.source, count)
-        rows.append({"nodes": count, "version": number, **values, "roster_bytes": told, **took, "peak_mib": peak})
+        yield {"nodes": count, "version": number, **values, "roster_bytes": told, **took, "peak_mib": peak}
         began, cpu = time.monotonic(), time.process_time()
-    return rows
 
 
 def swarm_of(count: int) -> Profile:
