@@ -25,9 +25,9 @@ def _all_complaints() -> None:
     complaints.forget()
 
 
-KEPT_TOGETHER = ("tests/wan/", "tests/e2e/test_metrics.py")
+KEPT_TOGETHER = ("tests/wan/", "tests/e2e/test_metrics.py", "tests/e2e/test_endpoint_run.py")
 """Beginnings of the names of tests that one worker runs, one after the other: emulated networks share the kernel's, and the tests
-of the metrics share a run that takes long to start."""
+of the metrics and those of the endpoint share a run that takes long to start."""
 
 
 class OneByOne(LoadScopeScheduling):

@@ -51,6 +51,7 @@ from multiaddr import Multiaddr as multiaddr
 from p2p.allowance.meter import HostMeter, WireCount
 from p2p.channel._hot import HotSession, HotStream
 from p2p.channel._muxer import Muxer
+from p2p.channel.opening import TcpEnd, end_of
 from p2p.channel.port import PathState
 from p2p.channel.visits import Visits
 from p2p.channel.wire_count import clamp_window, wire_count
@@ -169,12 +170,12 @@ def clamp(swarm_connection: Any, nbytes: int) -> None:
         clamp_window(stream.socket, nbytes)  # type: ignore[arg-type]
 
 
-def _host_of(stream: Any) -> str:
-    """The address at the other end of a TCP stream of libp2p's, whose own way to it knows IPv4 alone; "" when it is gone."""
+def _remote_of(stream: Any) -> TcpEnd | None:
+    """The other end of a TCP stream of libp2p's, whose own way to it knows IPv4 alone; None when it is gone."""
     try:
-        return str(stream.stream.socket.getpeername()[0])
-    except (AttributeError, OSError):
-        return ""
+        return end_of(stream.stream.socket.getpeername())
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 class _Upgrader(TransportUpgrader):
@@ -193,19 +194,19 @@ class _Upgrader(TransportUpgrader):
 
 
 class _Swarm(Swarm):
-    expected: dict[tuple[str, int], ID]
+    expected: dict[TcpEnd, ID]
     """Remote ends from which a peer was to be met by a simultaneous open in which we speak first: its packet may find our
     listening socket before ours finds it, and that changes nothing about who speaks first."""
     visits: Visits
 
     async def _handle_inbound_connection(self, read_write_closer: Any, maddr: Any) -> None:
-        remote = read_write_closer.get_remote_address()
+        remote, came = _remote_of(read_write_closer), trio.current_time()
         peer = self.expected.get(remote) if remote is not None else None
         raw = RawConnection(read_write_closer, peer is not None)
-        host, came = _host_of(read_write_closer), trio.current_time()
-        if not host:  # gone already
+        if remote is None:  # gone already
             await raw.close()
             return
+        host = remote.host
         if peer is None and not self.visits.may_come(host, came):
             why = "too many from there ended soon, or too many came at once from everywhere"
             complain(logging.getLogger("shoal.channel"), host, f"a connection from {host} is closed at once: {why}")

@@ -11,7 +11,7 @@ import errno
 import ipaddress
 import socket
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import trio
 
@@ -41,6 +41,14 @@ def endpoint_of(address: str) -> TcpEnd | None:
     except ValueError:
         return None
     return TcpEnd(str(host), int(parts[4])) if (host.version == 6) == (parts[1] == "ip6") and int(parts[4]) < 65_536 else None
+
+
+def end_of(name: Sequence[Any]) -> TcpEnd:
+    """What a socket says of an end (host, port, and of IPv6 more), as `endpoint_of` writes it: no scope, and an IPv4 address as
+    itself where a socket of both families says it. ValueError when its host is no address."""
+    host = ipaddress.ip_address(str(name[0]).partition("%")[0])
+    mapped = host.ipv4_mapped if isinstance(host, ipaddress.IPv6Address) else None
+    return TcpEnd(str(mapped or host), int(name[1]))
 
 
 def source_for(target: str, listening: Sequence[TcpEnd]) -> TcpEnd | None:

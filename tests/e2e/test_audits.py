@@ -15,6 +15,7 @@ from learner.config import build_config, dump_toml
 from learner.status.source import fetch_status
 from netem.demo.recipes import RECIPES
 from netem.processes.children import Children
+from tests.support.nightly import nightly
 from tests.support.watchdog import status_of, until
 
 pytestmark = pytest.mark.e2e
@@ -73,6 +74,7 @@ def test_a_cheat_is_caught_and_the_run_goes_on_without_it_and_without_its_audito
     assert re.search(r"of its tokens went to the trainer; \d+ groups", shoal.said("learner"))
 
 
+@nightly
 def test_without_audits_nothing_of_them_runs(shoal: Children, tmp_path: Path, demo_model: Path) -> None:
     run_dir = start(shoal, tmp_path, demo_model, 12, "hotter", "--audit", "0")
     until("work of the cheat", lambda: any(n["name"] == "cheat" and n["tokens"] for n in fetch_status(run_dir)["nodes"]), shoal)

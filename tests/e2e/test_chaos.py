@@ -83,7 +83,7 @@ def test_kills_in_the_midst_of_episodes_change_no_turn_and_no_reward(tmp_path: P
     assert account.turns > 2 * account.episodes and account.mid_episode > 0, account
 
 
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("every", [1, 3] if NIGHTLY else [1])
 def test_short_lives_lose_nothing_and_do_nothing_twice(tmp_path: Path, every: int) -> None:
     """Each life is killed at a random moment; it raises where a checkpoint, the journal and what was trained on do not agree."""
     account = ShortLives(tmp_path, every, 3, lambda _: None).go(8)

@@ -463,7 +463,7 @@ def test_tickets_the_head_refuses(live: Path, runner: Children) -> None:
 
 def test_a_whole_run_with_json(shoal: Children, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two steps with one node; then status and export of the finished run, which the transformers library can load."""
-    learner = shoal.start("learner", "learner", str(config_file(tmp_path, model)), "--json")
+    learner = shoal.start("learner", "learner", str(config_file(tmp_path, model)), "--audit", "0", "--json")
     run = tmp_path / "run"
     until("a ticket", (run / "status.json").exists, shoal)
     node = shoal.start(
@@ -474,6 +474,7 @@ def test_a_whole_run_with_json(shoal: Children, tmp_path: Path, model: Path, cap
     assert status_of(node, shoal) == 0, shoal.said("node")
     assert shoal.result("learner")["step"] == 2
     assert shoal.result("node")["version"] == "1.2" and shoal.result("node")["tokens"] > 0
+    assert shoal.result("learner")["audits"] == {} and not (run / "logs" / "auditor.log").exists(), "it was told --audit 0"
 
     assert call("status", run, "--json") == 0
     status = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -9,10 +9,12 @@ import pytest
 
 from netem.bench.engine.bench import EngineBench, bench_engine
 from netem.bench.engine.table import describe
+from tests.support.nightly import nightly
 
 pytestmark = pytest.mark.e2e
 
 
+@nightly
 def test_pauses_and_tokens_of_a_transformers_node(tmp_path: Path) -> None:
     bench = EngineBench(
         engine="transformers", python=sys.executable, rounds=1, pauses=2, throughput=("0.45m",), sizes=("0.45m",), count=32,

@@ -15,6 +15,7 @@ import pytest
 from learner.config import build_config, dump_toml
 from netem.demo.recipes import RECIPES
 from netem.processes.children import Children
+from tests.support.nightly import nightly
 from tests.support.watchdog import PATIENCE_S, status_of, until
 
 pytestmark = pytest.mark.e2e
@@ -73,6 +74,7 @@ def test_sparse_deltas_are_a_few_per_cent_of_an_anchor(shoal: Children, tmp_path
     check_books(result["trajectories"])
 
 
+@nightly
 def test_killed_trainer_and_killed_learner_resume(shoal: Children, tmp_path: Path, demo_model: Path) -> None:
     """Nodes stay up throughout: they must find the learner again by themselves, each time."""
     run_dir, config = tmp_path / "run", tmp_path / "learner.toml"

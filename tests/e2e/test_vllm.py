@@ -501,6 +501,7 @@ def test_a_run_on_two_vllm_nodes_and_one_of_transformers(shoal: Children, tmp_pa
     assert len(kl) == 12 and max(kl) < 1e-6, kl
 
 
+@nightly
 def test_a_node_that_computes_in_bfloat16(shoal: Children, tmp_path: Path, demo_model: Path) -> None:
     """Served in bfloat16 and computed in it; the trainer's masters and its recomputation are float32."""
     learner, ticket = learner_of(shoal, tmp_path, demo_model, 8, "bfloat16")

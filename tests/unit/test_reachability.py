@@ -4,12 +4,14 @@ not meet."""
 from __future__ import annotations
 
 import itertools
+import socket
+from typing import Any
 
 import pytest
 import trio
 
 from p2p.broadcast.session import Session
-from p2p.channel.opening import TcpEnd, endpoint_of, is_own_fault, source_for
+from p2p.channel.opening import TcpEnd, end_of, endpoint_of, is_own_fault, source_for
 from p2p.errors import Refusal
 from p2p.identity import Identity
 from p2p.membership.deputies import MAX_DEPUTIES, by_sender, deputies_of, mostly_apart
@@ -82,6 +84,23 @@ def test_a_connection_leaves_from_the_port_of_its_family_that_is_listened_on() -
     wrapped = RuntimeError()
     wrapped.__cause__ = OSError(99, "EADDRNOTAVAIL")
     assert is_own_fault(wrapped) and not is_own_fault(OSError(111, "ECONNREFUSED")) and not is_own_fault(None)
+
+
+@pytest.mark.parametrize("name, end", [
+    (("192.0.2.1", 5), TcpEnd("192.0.2.1", 5)), (("2001:db8::1", 5, 0, 0), TcpEnd("2001:db8::1", 5)),
+    (("fe80::1%eth0", 5, 0, 2), TcpEnd("fe80::1", 5)), (("::ffff:192.0.2.1", 5, 0, 0), TcpEnd("192.0.2.1", 5)),
+])  # fmt: skip
+def test_what_a_socket_says_of_an_end_is_what_its_address_says(name: tuple[Any, ...], end: TcpEnd) -> None:
+    assert end_of(name) == end == endpoint_of(f"/ip{6 if ':' in end.host else 4}/{end.host}/tcp/{end.port}")
+
+
+def test_whoever_comes_over_ipv6_is_known_by_its_end() -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server, socket.socket(socket.AF_INET6) as client:
+        client.connect(server.getsockname())
+        taken, _ = server.accept()
+        with taken:
+            expected = {endpoint_of(f"/ip6/::1/tcp/{client.getsockname()[1]}"): "a peer"}
+            assert expected.get(end_of(taken.getpeername())) == "a peer"
 
 
 # --- the head -------------------------------------------------------------------------------------------------------------
