@@ -17,6 +17,7 @@ from netem.bench.audit.making import HONEST, TokenGoals, TokenMaker, stream_of
 from netem.bench.audit.table import tables
 from netem.bench.audit.world import EIGHT, NOW, OTHER, World, rounded_weights, served
 from node.engine.flat_model import write_state
+from tests.support.nightly import nightly
 
 pytestmark = pytest.mark.e2e
 
@@ -42,6 +43,7 @@ def world(folder: Path) -> World:
     return World("tiny", folder, layout, prompt=lambda index: (1, 2 + index % 40, 5), most=24, stop=(0,), context=64)
 
 
+@nightly
 def test_engines_are_made_to_cheat_and_are_found(tmp_path: Path) -> None:
     here = world(tmp_path)
     goals = TokenGoals(honest=8_000, cheat=2_500, mild=1_000)

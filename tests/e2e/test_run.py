@@ -38,6 +38,7 @@ def check_books(trajectories: dict[str, Any]) -> None:
     )
 
 
+@nightly
 def test_demo_survives_a_killed_node(shoal: Children, tmp_path: Path) -> None:
     demo = shoal.start(
         "demo", "demo", "--json", "--chaos", "--steps", "24", "--seed", "3", "--run-dir", str(tmp_path / "demo")
