@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import trio
 
+from p2p.ip import plain_ip
+
 AGAIN_S = 0.2
 """Seconds after an attempt that failed at once to the next one. A router that refuses instead of dropping does so until the other
 side's own packet has passed it."""
@@ -46,9 +48,7 @@ def endpoint_of(address: str) -> TcpEnd | None:
 def end_of(name: Sequence[Any]) -> TcpEnd:
     """What a socket says of an end (host, port, and of IPv6 more), as `endpoint_of` writes it: no scope, and an IPv4 address as
     itself where a socket of both families says it. ValueError when its host is no address."""
-    host = ipaddress.ip_address(str(name[0]).partition("%")[0])
-    mapped = host.ipv4_mapped if isinstance(host, ipaddress.IPv6Address) else None
-    return TcpEnd(str(mapped or host), int(name[1]))
+    return TcpEnd(str(plain_ip(str(name[0]).partition("%")[0])), int(name[1]))
 
 
 def source_for(target: str, listening: Sequence[TcpEnd]) -> TcpEnd | None:

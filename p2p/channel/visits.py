@@ -7,7 +7,9 @@ Must not know sockets or links.
 
 from __future__ import annotations
 
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv6Address
+
+from p2p.ip import plain_ip
 
 SHORT_S = 5.0
 """Seconds. A connection that ends sooner was a short visit."""
@@ -98,10 +100,7 @@ class Visits:
 def place_of(host: str) -> str:
     """What one customer of a network has: an IPv4 address, or the first half of an IPv6 one. Other text is itself."""
     try:
-        address = ip_address(host.partition("%")[0])
+        address = plain_ip(host.partition("%")[0])
     except ValueError:
         return host
-    if isinstance(address, IPv6Address):
-        mapped = address.ipv4_mapped
-        return str(mapped) if mapped is not None else f"{int(address) >> 64:x}::/64"
-    return str(address)
+    return f"{int(address) >> 64:x}::/64" if isinstance(address, IPv6Address) else str(address)

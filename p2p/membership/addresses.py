@@ -12,6 +12,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from p2p.ip import plain_ip
+
 MAX_TOLD = 4
 """Addresses of a peer that another one is told at the most. A machine has one or two of each kind; more only make others dial."""
 
@@ -32,13 +34,11 @@ HERE, PRIVATE, LINK = "here", "private", "link"
 TWIN = "/memory"
 """Zone of an in-memory network, as tests have it: its addresses are told to those who are in it, too."""
 
-IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
-
 
 def scope_of(host: str) -> Scope:
     """Who can dial this host, an IP address as text. Private, shared (100.64/10), test and unique local networks are "inside"."""
     try:
-        ip = _plain(host)
+        ip = plain_ip(host)
     except ValueError:
         return "never"
     if ip.is_loopback or ip.is_link_local:
@@ -103,7 +103,7 @@ def _zone(seen: str, own: Collection[str]) -> str:
     if not host:
         return ""
     scope = scope_of(host)
-    if host in own or (scope == "local" and _plain(host).is_loopback):
+    if host in own or (scope == "local" and plain_ip(host).is_loopback):
         return HERE
     return {"local": LINK, "inside": PRIVATE}.get(scope, host)
 
@@ -112,12 +112,6 @@ def _host(address: str) -> str:
     """The host of an address, in its canonical form; "" when it has none."""
     parts = address.split("/")
     try:
-        return str(_plain(parts[2])) if len(parts) >= 3 and parts[1] in ("ip4", "ip6") else ""
+        return str(plain_ip(parts[2])) if len(parts) >= 3 and parts[1] in ("ip4", "ip6") else ""
     except ValueError:
         return ""
-
-
-def _plain(host: str) -> IPAddress:
-    """An IPv4 address in the clothes of IPv6 as what it is. ValueError for no address."""
-    ip = ipaddress.ip_address(host)
-    return ip.ipv4_mapped or ip if isinstance(ip, ipaddress.IPv6Address) else ip

@@ -19,7 +19,7 @@ from p2p.membership.admission import read_ticket
 from p2p.protocol.join import Hello, Rejection, Welcome
 from p2p.version import Version
 from tests.support.harness import RUN, WALL, SwarmUnderTest, make_state, open_swarm
-from tests.support.nightly import NIGHTLY, nightly
+from tests.support.nightly import NIGHTLY
 from tests.support.rogue import greet
 
 ATTEMPTS = 300 if NIGHTLY else 60
@@ -47,7 +47,6 @@ async def come(swarm: SwarmUnderTest, who: Identity, ticket: str, proof: bytes =
         return isinstance(answer, Welcome), answer.membership if isinstance(answer, Welcome) else b""
 
 
-@nightly
 async def test_new_identities_beyond_the_rate_of_a_ticket(tmp_path, autojump_clock) -> None:
     path = tmp_path / "peers.sqlite"
     async with open_swarm(tmp_path) as swarm:

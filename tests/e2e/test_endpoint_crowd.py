@@ -12,7 +12,6 @@ import trio
 from netem.bench.beside.clients import Crowd, CrowdTally, ask_all
 from netem.bench.beside.endpoint import held_by, settle, take_look
 from netem.bench.beside.served_run import ServedRun
-from tests.support.nightly import nightly
 from tests.support.watchdog import PATIENCE_S, patience, until
 
 pytestmark = pytest.mark.e2e
@@ -23,7 +22,6 @@ WAITING = 100
 """sequences that may wait: fewer than there are clients, so that some are told to come later"""
 
 
-@nightly
 def test_of_a_crowd_that_leaves_early_nothing_is_left_and_training_goes_on(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"requests": {"serving_share": 0.25, "serving_waiting": WAITING, "evaluation_share": 0.0}}
 

@@ -12,7 +12,6 @@ from learner.config import build_config, dump_toml
 from netem.demo.recipes import RECIPES
 from netem.processes.children import MODEST
 from p2p.processes import child_environment, end, python_command, start
-from tests.support.nightly import nightly
 from tests.support.watchdog import status_of
 
 pytestmark = pytest.mark.e2e
@@ -31,7 +30,6 @@ def hostile(tmp_path: Path) -> Path:
     return folder
 
 
-@nightly
 def test_modules_in_the_current_folder_are_not_taken_for_ours(hostile: Path, tmp_path: Path, demo_model: Path) -> None:
     """A learner, its trainer, its local engine's node and that node's engine: all start."""
     script = tmp_path / "bin" / "shoal"

@@ -17,10 +17,10 @@ TOOK = ("cpu_s", "wall_s", "peak_mib")
 
 
 def test_control_messages_of_a_swarm_are_counted() -> None:
-    rows, [again] = (list(measure_swarm(40, rounds=rounds, seed=3, chunk=64 * KIB)) for rounds in (2, 1))
+    rows, again = (list(measure_swarm(40, rounds=2, seed=3, chunk=64 * KIB)) for _ in range(2))
     assert [row["version"] for row in rows] == [1, 2]
-    assert {k: v for k, v in rows[0].items() if k not in TOOK} == {k: v for k, v in again.items() if k not in TOOK}
-    for row in rows:
+    for row, other in zip(rows, again, strict=True):
+        assert {k: v for k, v in row.items() if k not in TOOK} == {k: v for k, v in other.items() if k not in TOOK}
         assert 1.0 < row["ratio"] < 1.3 and row["source_share"] >= 1
         have = row["kinds"]["Have"]
         assert have["messages_a_node"] > 40 and 20 < have["bytes_each"] < 200

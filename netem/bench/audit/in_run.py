@@ -17,9 +17,9 @@ import psutil
 
 from learner.config import build_config, dump_toml
 from learner.status.steps import metrics_lines
-from netem.bench.wan.priority import ENGINE
 from netem.demo.recipes import RECIPES
 from netem.processes.children import POLITE_S, Children, LoggedProcess, run_module, wait_for
+from netem.processes.engines import engines_of
 from p2p.errors import ShoalError, UsageError
 
 RECIPE = RECIPES["reverse"]
@@ -90,7 +90,7 @@ def _watched(learner: LoggedProcess, nodes: Sequence[LoggedProcess], run_dir: Pa
         last = _last_step(run_dir / "metrics.jsonl")
         if last is not None and (not spent or last["step"] > spent[-1].step):
             if len(engines) < len(nodes):
-                engines = _engines(nodes)
+                engines = engines_of(node.pid for node in nodes)
             try:
                 used = sum(sum(engine.cpu_times()[:2]) for engine in engines)
             except psutil.NoSuchProcess:  # the run is over
@@ -100,11 +100,6 @@ def _watched(learner: LoggedProcess, nodes: Sequence[LoggedProcess], run_dir: Pa
     if learner.wait(RUN_S):
         raise ShoalError(f"the learner ended with status {learner.returncode}: {learner.last_line()}")
     return spent
-
-
-def _engines(nodes: Sequence[LoggedProcess]) -> list[psutil.Process]:
-    under = (child for node in nodes for child in psutil.Process(node.pid).children(recursive=True))
-    return [child for child in under if ENGINE in " ".join(child.cmdline())]
 
 
 def _last_step(path: Path) -> dict[str, Any] | None:

@@ -30,6 +30,7 @@ from netem.bench.chaos.account import Books, ChaosAccount, EngineKill
 from netem.bench.chaos.replay import GameReplay
 from netem.bench.chaos.tapped import HOLD
 from netem.processes.children import Children, LoggedProcess, run_module, wait_for
+from netem.processes.engines import engines_of
 from p2p.errors import ShoalError, UsageError
 
 GROUPS, SAMPLES = 20, 4
@@ -232,7 +233,7 @@ class Chaos:
     def kill_engine(self, name: str) -> None:
         """Its node must not even notice that it was connected."""
         [served] = [n["version"] for n in self.status()["nodes"] if n["name"] == name]
-        [engine] = [p for p in psutil.Process(self.nodes[name].pid).children() if "node.engine.child" in p.cmdline()]
+        [engine] = engines_of([self.nodes[name].pid])
         engine.send_signal(signal.SIGKILL)
         self.account.engine_kills.append(EngineKill(name, time.monotonic(), served))
         self.say(f"killed the engine of {name} ({len(self.account.engine_kills)} of {self.settings.engine_kills})")

@@ -7,10 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
-
-ENGINE = "node.engine.child"
-"""The module that an engine's process runs: how it is known among a node's children."""
+from netem.processes.engines import engines_of
 
 LAST = 19
 """The niceness of who comes last."""
@@ -34,9 +31,7 @@ def behind_all_others() -> Iterator[None]:
 
 def give_way(nodes: Iterable[int]) -> int:
     """Put the engines of these node processes last, with all their threads. How many there are."""
-    engines = [
-        child for pid in nodes for child in psutil.Process(pid).children(recursive=True) if ENGINE in " ".join(child.cmdline())
-    ]
+    engines = engines_of(nodes)
     for engine in engines:
         for thread in engine.threads():
             with suppress(ProcessLookupError):  # it ended meanwhile
