@@ -228,6 +228,7 @@ class Swarm(LinkOwner):
         assert self.rosters is not None and self.matchmaker is not None
         while True:
             await trio.sleep(ROSTERS_S)
+            self.rosters.review()
             self.rosters.flush()
             self.matchmaker.flush(self.rosters.meshed)
             self.exchange.set_apart(self.matchmaker.apart)

@@ -5,6 +5,9 @@ none. A peer is linked to its whole group and, in every other group, to whoever 
 So everybody is two links from everybody, with about 2 sqrt(N) links each, and a chunk crosses from group to group once.
 Up to MESH peers everybody is linked to everybody; with no sites among them they are one group, and nothing of this applies.
 
+**Strangers**, to whom nothing is entrusted, stand in groups of their own: the others get each chunk without them, and no
+stranger can hold one up for anybody but strangers.
+
 The head keeps the `Grid`; each peer is told its own `PeerPlaces`. Must not know chunks, links or who pushes what.
 """
 
@@ -15,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, log, sqrt
+from typing import NamedTuple
 
 MESH = 32
 """Peers that all know each other: a full mesh of more has too many connections, and announcements grow with their square."""
@@ -35,6 +39,9 @@ EVEN = 1.4
 GROWTH = 1.5
 """All are placed anew when there are so many times more peers, or fewer, than when they were placed last."""
 
+STRANGERS = MAX_GROUPS // 4
+"""So many groups are kept for strangers while there are any, however many the others are."""
+
 WITNESSES = 64
 """Peers that tell the source of every chunk at once. What the others tell it, for repair, comes less often."""
 
@@ -53,6 +60,8 @@ class PeerPlaces:
     """it tells the source of every chunk at once"""
     stand_ins: frozenset[int] = frozenset()
     """groups without its lane: whoever it is linked to there is of another, and stands in"""
+    strangers: frozenset[int] = frozenset()
+    """groups of those to whom nothing is entrusted"""
     lanes: Mapping[str, int] = field(default_factory=dict)
     """lane of every peer; the source alone knows"""
     witnesses: frozenset[str] = frozenset()
@@ -68,17 +77,53 @@ class PeerPlaces:
             members.setdefault(group, []).append(peer)
         return members
 
+    @cached_property
+    def outside(self) -> frozenset[str]:
+        """Those in `groups` who are served after the others: strangers, unless the peer itself is one."""
+        if not self.strangers or self.group in self.strangers:
+            return frozenset()
+        return frozenset(p for p, g in self.groups.items() if g in self.strangers)
+
+    @property
+    def proven_mesh(self) -> bool:
+        """Whether those who are no strangers are one group without a site; the source alone knows."""
+        return bool(self.strangers) and len(self.sites) == len(self.strangers) + 1 and self.lans <= self.strangers
+
     def near(self, peer: str) -> bool:
         """Whether `peer` is in the same group, or at the same site."""
         other = self.groups.get(peer, -1)
         return self.group >= 0 <= other and self.sites[other] == self.sites[self.group]
 
 
-class _PeerGroup:
-    __slots__ = ("cells", "site")
+class _Kind(NamedTuple):
+    """What the peers of one group have in common."""
 
-    def __init__(self, site: str) -> None:
-        self.site = site
+    site: str
+    strange: bool
+
+
+class _Counts(NamedTuple):
+    """Peers of a grid."""
+
+    proven: int
+    strange: int
+
+    def outgrew(self, placed: _Counts, mesh: int) -> bool:
+        """Whether so many are to be placed anew; `placed`: as many as there were then."""
+        if (self.strange > 0) != (placed.strange > 0) or _changed(sum(self), sum(placed)):
+            return True
+        return any(max(now, then) > mesh and _changed(now, then) for now, then in zip(self, placed, strict=True))
+
+
+def _changed(now: int, then: int) -> bool:
+    return not then / GROWTH <= now <= GROWTH * then
+
+
+class _PeerGroup:
+    __slots__ = ("cells", "kind")
+
+    def __init__(self, kind: _Kind) -> None:
+        self.kind = kind
         self.cells: list[str | None] = []
         """peers by lane; None where one left and nobody took its place yet"""
 
@@ -113,9 +158,10 @@ class Grid:
         """`peers`: names, or name -> site ("" for none)."""
         self.mesh, self._least = mesh, group
         self._sites: dict[str, str] = dict(peers) if isinstance(peers, Mapping) else dict.fromkeys(peers, "")
+        self._strange: set[str] = set()
         self._groups: list[_PeerGroup] = []
         self._where: dict[str, tuple[int, int]] = {}
-        self._placed = 0
+        self._placed = _Counts(0, 0)
         """peers when all were placed last"""
         self._place_all()
 
@@ -137,12 +183,18 @@ class Grid:
     def groups(self) -> list[list[str]]:
         return [g.peers for g in self._groups]
 
-    def add(self, peer: str, site: str = "") -> None:
-        """Place a peer that came, or that is at another site now."""
-        if self._sites.get(peer) == site:
+    def strange(self, peer: str) -> bool:
+        """Whether it was added as a stranger."""
+        return peer in self._strange
+
+    def add(self, peer: str, site: str = "", *, stranger: bool = False) -> None:
+        """Place a peer that came, or that is at another site now, or a stranger no more."""
+        if self._sites.get(peer) == site and (peer in self._strange) == stranger:
             return
         self.remove(peer)
         self._sites[peer] = site
+        if stranger:
+            self._strange.add(peer)
         if self._outgrown():
             self._place_all()
         elif self._groups:
@@ -152,6 +204,7 @@ class Grid:
         """Empty the cell of a peer that left."""
         if self._sites.pop(peer, None) is None:
             return
+        self._strange.discard(peer)
         where = self._where.pop(peer, None)
         if where is not None:
             self._groups[where[0]].cells[where[1]] = None
@@ -160,65 +213,87 @@ class Grid:
 
     # --- placing -----------------------------------------------------------------------------------------------------
 
+    def _counts(self) -> _Counts:
+        """Where there are strangers alone, they are as good as any."""
+        strange = len(self._strange) if len(self._strange) < len(self._sites) else 0
+        return _Counts(len(self._sites) - strange, strange)
+
     def _useful(self) -> bool:
+        if len(self._sites) > self.mesh or self._counts().strange:
+            return True
         shared = [s for s in self._sites.values() if s]
-        return len(self._sites) > self.mesh or len(shared) > len(set(shared))
+        return len(shared) > len(set(shared))
 
     def _outgrown(self) -> bool:
-        n = len(self._sites)
-        return self._useful() != self.grouped or (self.grouped and not self._placed / GROWTH <= n <= GROWTH * self._placed)
+        if self._useful() != self.grouped:
+            return True
+        return self.grouped and self._counts().outgrew(self._placed, self.mesh)
 
     def _place_all(self) -> None:
-        self._groups, self._where, self._placed = [], {}, len(self._sites)
+        self._groups, self._where, self._placed = [], {}, self._counts()
         if not self._useful():
             return
+        strange = self._strange if self._placed.strange else set[str]()
+        order = sorted(self._sites, key=_mixed)
+        room = MAX_GROUPS - (STRANGERS if strange else 0)
+        self._place_some([p for p in order if p not in strange], room, strange=False)
+        if strange:
+            self._place_some([p for p in order if p in strange], MAX_GROUPS - len(self._groups), strange=True)
+
+    def _place_some(self, peers: Iterable[str], room: int, *, strange: bool) -> None:
+        """Place these in so many groups at most."""
         by_site: dict[str, list[str]] = {}
-        for peer in sorted(self._sites, key=_mixed):
+        for peer in peers:
             by_site.setdefault(self._sites[peer], []).append(peer)
+        count, last = sum(map(len, by_site.values())), len(self._groups) + room
         rest = by_site.pop("", [])
         for place, site in enumerate(sorted(by_site, key=lambda s: (-len(by_site[s]), s))):
-            if len(by_site[site]) > 1 and place < MAX_GROUPS // 2:
-                self._cut(by_site[site], site, max(SITE_GROUP, ceil(len(self._sites) / MAX_GROUPS)))
+            if len(by_site[site]) > 1 and place < room // 2:
+                self._cut(by_site[site], _Kind(site, strange), max(SITE_GROUP, ceil(count / room)), last)
             else:
                 rest += by_site[site]
-        self._cut(rest, "", self._size(len(rest)))
+        size = max(self._least, round(SHAPE * sqrt(len(rest))), ceil(len(rest) / (last - len(self._groups))))
+        self._cut(rest, _Kind("", strange), self.mesh if count <= self.mesh and not strange else size, last)
 
-    def _size(self, peers: int) -> int:
-        if len(self._sites) <= self.mesh:
-            return self.mesh
-        room = MAX_GROUPS - len(self._groups)
-        return max(self._least, round(SHAPE * sqrt(peers)), ceil(peers / room))
-
-    def _cut(self, peers: list[str], site: str, size: int) -> None:
-        least = 2 if not site and not self._groups and len(peers) > self.mesh else 1
-        pieces = max(least, self._pieces(len(peers), size)) if peers else 0
+    def _cut(self, peers: list[str], kind: _Kind, size: int, last: int) -> None:
+        """Put these into groups of about this size; the grid has `last` groups at most then."""
+        least = 2 if not kind.site and not self._groups and len(peers) > self.mesh else 1
+        pieces = max(least, _pieces(len(peers), size, last - len(self._groups))) if peers else 0
         for piece in range(pieces):
-            group = _PeerGroup(site)
+            group = _PeerGroup(kind)
             self._groups.append(group)
             for peer in peers[piece::pieces]:
                 self._where[peer] = len(self._groups) - 1, group.add(peer)
 
-    def _pieces(self, peers: int, size: int) -> int:
-        """How many groups of about `size`, so that their last lane is nearly full, or there is none: in a lane of few each
-        distributes more than its part, and in groups without one the others relay what it brings."""
-        about = max(1, round(peers / size))
-        most = max(about, min(round(EVEN * about), MAX_GROUPS - len(self._groups)))
-        return min(range(max(1, round(about / EVEN)), most + 1), key=lambda n: -peers % n / n + abs(log(n / about)))
-
     def _place(self, peer: str, site: str) -> None:
-        own = [g for g in self._groups if g.site == site]
-        group = min(own or [g for g in self._groups if not g.site] or self._groups, key=lambda g: len(g.peers))
-        if not own and len(self._groups) < MAX_GROUPS and all(g.site for g in self._groups):
-            group = _PeerGroup("")
+        strange = peer in self._strange and self._placed.strange > 0
+        alike = [g for g in self._groups if g.kind.strange == strange]
+        own = [g for g in alike if g.kind.site == site]
+        if not own and len(self._groups) < MAX_GROUPS and all(g.kind.site for g in alike):
+            group = _PeerGroup(_Kind("", strange))
             self._groups.append(group)
+        else:
+            group = min(own or [g for g in alike if not g.kind.site] or alike, key=lambda g: len(g.peers))
         self._where[peer] = self._groups.index(group), group.add(peer)
 
     # --- what peers are told -----------------------------------------------------------------------------------------
 
     def _numbers(self) -> tuple[int, ...]:
-        """Number of the site of each group. A group without a site shares nothing with another."""
-        first: dict[str, int] = {}
-        return tuple(first.setdefault(g.site, number) if g.site else number for number, g in enumerate(self._groups))
+        """Number of the site of each group. A group without a site shares nothing with another; nor do strangers with the others
+        of their site."""
+        first: dict[_Kind, int] = {}
+        return tuple(first.setdefault(g.kind, n) if g.kind.site else n for n, g in enumerate(self._groups))
+
+    def _strange_numbers(self) -> frozenset[int]:
+        return frozenset(number for number, group in enumerate(self._groups) if group.kind.strange)
+
+    def _meet(self, one: _PeerGroup, other: _PeerGroup, lane: int) -> bool:
+        """Whether whoever stands in that lane, which one of the groups may not have, is linked across. A few who are no
+        strangers are not linked to all strangers there may be, but to some MESH each."""
+        if one.kind.strange == other.kind.strange:
+            return True
+        few = other if one.kind.strange else one
+        return lane < len(few.cells) * max(1, self.mesh // max(1, len(self._strange_numbers())))
 
     def places(self, peer: str) -> PeerPlaces | None:
         """None when everybody is linked to everybody, in one group. KeyError for a peer that is not here."""
@@ -234,7 +309,7 @@ class Grid:
             for number, group in enumerate(self._groups):
                 if number == mine:
                     continue
-                other = group.at(lane, mine)
+                other = group.at(lane, mine) if self._meet(own, group, lane) else None
                 if other is not None:
                     groups[other] = number
                 if other is None or self._where[other][1] != lane:
@@ -242,9 +317,11 @@ class Grid:
                 # Those whose lane nobody else of this group stands in.
                 if len(group.cells) > len(own.cells) or None in own.cells:
                     for i, cell in enumerate(group.cells):
-                        if cell is not None and own.at(i, number) == peer:
+                        if cell is not None and own.at(i, number) == peer and self._meet(own, group, i):
                             groups[cell] = number
-        return PeerPlaces(mine, groups, self._numbers(), self._is_witness(mine, lane), frozenset(stand_ins))
+        return PeerPlaces(
+            mine, groups, self._numbers(), self._is_witness(mine, lane), frozenset(stand_ins), self._strange_numbers()
+        )  # fmt: skip
 
     def links(self, peer: str) -> list[str]:
         """Whom `peer` is to be linked to, beside the source. KeyError for a peer that is not here."""
@@ -260,13 +337,25 @@ class Grid:
         return PeerPlaces(
             -1, {p: g for p, (g, _) in self._where.items()}, self._numbers(),
             lanes={p: lane for p, (_, lane) in self._where.items()}, witnesses=witnesses,
-            lans=frozenset(number for number, group in enumerate(self._groups) if group.site),
+            lans=frozenset(number for number, group in enumerate(self._groups) if group.kind.site),
+            strangers=self._strange_numbers(),
         )  # fmt: skip
 
     def _is_witness(self, group: int, lane: int) -> bool:
-        """Some of each lane, and of each group; all of them where they are few."""
-        stride = min(max(1, len(self._sites) // WITNESSES), len(self._groups))
+        """Some of each lane, and of each group; all of them where they are few. No strangers."""
+        if self._groups[group].kind.strange:
+            return False
+        stride = min(max(1, self._counts().proven // WITNESSES), len(self._groups))
         return (group + lane) % stride == 0
+
+
+def _pieces(peers: int, size: int, room: int) -> int:
+    """How many groups of about `size`, so that their last lane is nearly full, or there is none: in a lane of few each
+    distributes more than its part, and in groups without one the others relay what it brings. `room`: more only if there is no
+    other way."""
+    about = max(1, round(peers / size))
+    most = max(about, min(round(EVEN * about), room))
+    return min(range(max(1, round(about / EVEN)), most + 1), key=lambda n: -peers % n / n + abs(log(n / about)))
 
 
 def _mixed(peer: str) -> bytes:

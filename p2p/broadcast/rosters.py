@@ -39,15 +39,26 @@ class Rosters:
             self._told.pop(peer, None)
         for peer, link in self._links.items():
             if peer not in self.apart:
-                self.grid.add(peer, link.site)
+                self.grid.add(peer, link.site, stranger=not self._exchange.entrusts(peer))
         self._stale = True
         if len(self.grid) <= self.grid.mesh:
             self.flush()
 
+    def review(self) -> None:
+        """Place those anew who are strangers no more, or again; to be called by a timer, before `flush`."""
+        for peer in [p for p in self.grid if p in self._links]:
+            if self._exchange.entrusts(peer) == self.grid.strange(peer):
+                self.grid.add(peer, self._links[peer].site, stranger=not self._exchange.entrusts(peer))
+                self._stale = True
+
     @property
     def meshed(self) -> Collection[str]:
-        """The nodes that are all to be linked with each other; none where they stand in groups."""
-        return set(self.grid) if self.grid.source_places() is None else ()
+        """The nodes that are all to be linked with each other, strangers aside while anybody is proven; none where they stand in
+        groups."""
+        places = self.grid.source_places()
+        if places is None:
+            return set(self.grid)
+        return {p for p, g in places.groups.items() if g not in places.strangers} if places.proven_mesh else ()
 
     def lists(self, one: str, other: str) -> bool:
         """Whether `one` was told to link with `other`."""
@@ -102,7 +113,8 @@ def grouping_of(places: PeerPlaces | None) -> Grouping:
     if places is None:
         return Grouping(0, (), True, ())
     peers = tuple(Placed(p, g) for p, g in places.groups.items())
-    return Grouping(places.group, places.sites, places.witness, peers, tuple(sorted(places.stand_ins)))
+    stand_ins, strangers = tuple(sorted(places.stand_ins)), tuple(sorted(places.strangers))
+    return Grouping(places.group, places.sites, places.witness, peers, stand_ins, strangers)
 
 
 def places_of(message: Grouping) -> PeerPlaces | None:
@@ -110,8 +122,10 @@ def places_of(message: Grouping) -> PeerPlaces | None:
     MAX_GROUPS."""
     if not message.sites:
         return None
-    count = len(message.sites)
-    if count > MAX_GROUPS or max(message.group, *(p.group for p in message.peers), *message.stand_ins, 0) >= count:
+    count, named = len(message.sites), [message.group, *(p.group for p in message.peers), *message.stand_ins, *message.strangers]
+    if count > MAX_GROUPS or max(named) >= count:
         raise Refusal(f"{count} groups, the receiver in group {message.group}", fatal=True)
     groups = {p.peer: p.group for p in message.peers}
-    return PeerPlaces(message.group, groups, message.sites, message.witness, frozenset(message.stand_ins))
+    return PeerPlaces(
+        message.group, groups, message.sites, message.witness, frozenset(message.stand_ins), frozenset(message.strangers)
+    )  # fmt: skip

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from p2p.broadcast.chunkset import BitView, ChunkSet, bits_of
+from p2p.broadcast.laggards import Laggards
 from p2p.broadcast.leases import MAX_WANTS_PER_PEER, Pulls
 from p2p.broadcast.peer_groups import PeerPlaces
 from p2p.broadcast.policies.port import Policy, Push, Relieved, Remembered
@@ -38,15 +39,8 @@ RESEND_AFTER_S, RESEND_MAX_S = 2 * LEASE_S, 16 * LEASE_S
 """From one time that a chunk is handed again to a peer that had it from us already, to the next: doubled each time up to
 the second. A peer that loses a chunk so often uses up our uplink, but its disk may have room again some day."""
 
-LAG_S = 2.0
-"""Seconds. A peer lags that holds less than the middle one held this long ago. It is served after the others, and distributes
-nothing."""
-
-LAG_PEERS, LAG_TICK_S = 12, 0.05
-"""Who lags is looked at so much less often for every so many peers: all have to be counted for it."""
-
-LAG_CHUNKS = 4
-"""Fewer chunks than that behind is not lagging."""
+OUTSIDE = 8
+"""Of so many chunks that leave, one is for strangers if they lack any, and as many as nobody else can take."""
 
 
 @dataclass(slots=True)
@@ -117,8 +111,11 @@ class Session:
         self.lagging: set[str] = set()
         """peers that fell behind the others, or that nothing is entrusted to: leaves, for as long as that lasts"""
         self._entrusts = entrusts
-        self._middle_at = -1e18
-        self._middle: deque[tuple[float, int]] = deque()
+        self._outside: Collection[str] = () if places is None else places.outside
+        """peers who are served after the others"""
+        self._sent_inside = 0
+        """chunks that left for others since the last that left for one of those"""
+        self._laggards = Laggards()
         self._pulls = Pulls(source, now, places)
         self._peers: dict[str, _Peer] = {}
         self._news: list[int] = []
@@ -154,6 +151,8 @@ class Session:
     def arrange(self, places: PeerPlaces | None) -> None:
         """Which groups the peers are in from now on; None while all are one."""
         self.places = places
+        if self._entrusts is None:
+            self._outside = () if places is None else places.outside
         self._pulls.place(places)
 
     # --- peers -------------------------------------------------------------------------------------------------------
@@ -166,6 +165,7 @@ class Session:
             self._pulls.join(peer, entry.has)
             if self._entrusts is not None and not self._entrusts(peer):
                 self.lagging.add(peer)
+                self._outside = {*self._outside, peer}
             self._policy.joined(peer, now)
         if have:
             self.peer_has(peer, have, now)
@@ -321,33 +321,33 @@ class Session:
 
     def tick(self, now: float) -> None:
         """Some 20 times a second: who lags, and the policy's own timers."""
-        if now >= self._middle_at:
-            self._middle_at = now + LAG_TICK_S * (len(self._peers) // LAG_PEERS)
+        if self._laggards.due(len(self._peers), now):
             self._see_who_lags(now)
         self._policy.tick(now)
 
     def _see_who_lags(self, now: float) -> None:
-        peers = [p for p in self._peers.values() if p.name != self.source]
-        leaves = set[str]() if self._entrusts is None else {p.name for p in peers if not self._entrusts(p.name)}
-        counts = sorted(len(p.has) for p in peers if p.name not in leaves)
-        if not counts:
-            self.lagging = leaves
-        else:
-            middle = self._middle
-            middle.append((now, counts[len(counts) // 2]))
-            while len(middle) > 1 and now - middle[1][0] >= LAG_S:
-                middle.popleft()
-            then = middle[0][1]
-            if counts[0] + LAG_CHUNKS >= then:
-                self.lagging = leaves
-                return
-            self.lagging = leaves | {p.name for p in peers if len(p.has) + LAG_CHUNKS < then}
+        held = {p.name: len(p.has) for p in self._peers.values() if p.name != self.source}
+        if self._entrusts is not None:
+            self._outside = {peer for peer in held if not self._entrusts(peer)}
+        inside = {peer: count for peer, count in held.items() if peer not in self._outside}
+        self.lagging = self._laggards.among(inside, now).union(self._outside)
 
     def next(self, ready: Sequence[str], now: float) -> Push | None:
         """What to hand to one of `ready` (peers whose channel has room, the one served longest ago first) now;
         None for nothing. The chunk counts as sent."""
         peers, full = self._peers, self._full
         ready = [p for p in ready if p in peers and p not in full] if full else [p for p in ready if p in peers]
+        outside = [p for p in ready if p in self._outside] if self._outside else []
+        if not outside:
+            return self._next(ready, now)
+        inside = [p for p in ready if p not in self._outside]
+        first, then = (inside, outside) if self._sent_inside < OUTSIDE - 1 else (outside, inside)
+        found = self._next(first, now) or self._next(then, now)
+        if found is not None:
+            self._sent_inside = 0 if found.peer in self._outside else self._sent_inside + 1
+        return found
+
+    def _next(self, ready: Sequence[str], now: float) -> Push | None:
         if not ready:
             return None
         # Wants and pushes take turns: who asks for much must not stop what everybody waits for.

@@ -34,6 +34,7 @@ class Matchmaker:
         """how each member says that it is linked with others"""
         self._passing: dict[str, tuple[Link, tuple[PassOn, ...]]] = {}
         self._stale = False
+        self._members: Collection[str] = ()
         self.apart: frozenset[str] = frozenset()
         """members that have no link with most of the others"""
 
@@ -72,9 +73,9 @@ class Matchmaker:
     def flush(self, members: Collection[str]) -> None:
         """Tell members what they pass on, where that changed; to be called by a timer. `members`: those that are all to be
         linked with each other."""
-        if not self._stale:
+        if not self._stale and members == self._members:
             return
-        self._stale = False
+        self._stale, self._members = False, members
         linked = {frozenset((one, row.peer)) for one, rows in self.said.items() for row in rows if row.kind != "relayed"}
         gaps = [(one, row.peer) for one, rows in self.said.items() for row in rows if row.kind == "relayed"]
         gaps = [gap for gap in gaps if frozenset(gap) not in linked]

@@ -104,6 +104,8 @@ class Grouping(Message, frozen=True, tag="grouping"):
     """the receiver and its neighbours"""
     stand_ins: Row[Count] = ()
     """groups that nobody serves on the receiver's lane"""
+    strangers: Row[Count] = ()
+    """groups of those to whom nothing is entrusted"""
     apart: Row[Text] = ()
     """peers whom it was told to link with before and who are not its neighbours any more"""
 

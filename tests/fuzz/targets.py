@@ -69,7 +69,7 @@ def _messages() -> list[bytes]:
         Assign((request,) * 3, 1.5), Abort(("1.2.3",)), Tokens((run,) * 5), NodeStatus(True, V, 1, 2, 3, 4, 5.0, 6, 7),
         Rejected("1.2.3", V, "why", True, "behind"), Hello(9, RUN, "ticket", b"m", ("/ip4/1.2.3.4/tcp/1",), "n", "a", "s"),
         Welcome(9, b"m", "n", "seen"), Rejection("why", True), Roster(1, (member,) * 4), Renewal(b"m"), Bye("why", False),
-        Grouping(1, (0, 1), True, (Placed("p", 1),), (2,), ("q",)), Terms(1.0, 0.5, 0.1), Activate("warm", "why"),
+        Grouping(1, (0, 1), True, (Placed("p", 1),), (2,), (0,), ("q",)), Terms(1.0, 0.5, 0.1), Activate("warm", "why"),
         Catalog(V, (entry,) * 3), GetCatalog(), Parts(DIGEST, (b"part", b"other")), GetParts(DIGEST), Follow(True),
         Allowance(1e6, None),
         Subscribe(DIGEST, b"\xff\x01"), Have(DIGEST, (1, 2, 300)), Want(DIGEST, (5, 70_000)), Relieve(DIGEST, (1,)),

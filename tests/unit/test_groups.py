@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from p2p.broadcast.peer_groups import EVERYWHERE, MAX_GROUPS, MESH, Grid, PeerPlaces, duty_of, groups_of
 from p2p.broadcast.rosters import Rosters, grouping_of, places_of
-from p2p.broadcast.session import Session
+from p2p.broadcast.session import OUTSIDE, Session
 from p2p.errors import Refusal
 from p2p.membership.addresses import Reach
 from p2p.protocol.join import Grouping, Placed
@@ -84,6 +84,66 @@ def test_it_heals_whoever_comes_and_goes(steps: list[tuple[bool, int, str]]) -> 
     assert grid.grouped == (len(there) > 6 or len(shared) > len(set(shared)))
 
 
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["comes", "strange", "goes"]), st.integers(0, 60), st.sampled_from(["", "", "east", "west"])),
+        max_size=150,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_strangers_stand_in_groups_of_their_own_whoever_comes_and_goes(steps: list[tuple[str, int, str]]) -> None:
+    grid, there = Grid(mesh=6, group=3), {}
+    for what, number, site in steps:
+        peer = f"p{number}"
+        if what == "goes":
+            grid.remove(peer)
+            there.pop(peer, None)
+        else:
+            grid.add(peer, site, stranger=what == "strange")
+            there[peer] = what == "strange"
+    source = grid.source_places()
+    if source is None or len(set(there.values())) < 2:
+        assert source is None or not source.strangers, "where all are strangers, all are alike"
+        return
+    assert len(grid.groups) <= MAX_GROUPS and not source.witnesses & {p for p, strange in there.items() if strange}
+    links = {p: set(grid.links(p)) for p in there}
+    inside = {n for n, g in enumerate(grid.groups) if g and n not in source.strangers}
+    for peer, strange in there.items():
+        mine = grid.places(peer)
+        assert mine is not None and mine.strangers == source.strangers and (source.groups[peer] in source.strangers) == strange
+        assert all(peer in links[other] for other in links[peer]), "links are mutual"
+        assert not any(mine.near(other) for other in links[peer] if there[other] != strange)
+        if not strange:
+            assert {mine.groups[p] for p in links[peer]} | {mine.group} >= inside
+            assert mine.outside == {p for p in links[peer] if there[p]}
+        else:
+            assert not mine.outside, "to a stranger all are alike"
+
+
+@pytest.mark.parametrize("proven", [1, 3, 40])
+def test_few_who_are_proven_have_few_links_to_many_strangers(proven: int) -> None:
+    grid = Grid(names(proven))
+    for number in range(500):
+        grid.add(f"s{number}", stranger=True)
+    assert max(len(grid.links(p)) for p in names(proven)) <= 3 * MESH
+    assert max(len(grid.links(f"s{number}")) for number in range(500)) <= 3 * MESH
+    places = grid.source_places()
+    assert places is not None
+    mine = [g for g in grid.groups if g and places.groups[g[0]] not in places.strangers]
+    assert sum(map(len, mine)) == proven and len(mine) == (1 if proven < 33 else len(mine))
+
+
+def test_who_is_a_stranger_no_more_moves_and_few_others_do() -> None:
+    grid = Grid(names(20))
+    for number in range(40):
+        grid.add(f"s{number}", stranger=True)
+    before = {p: grid.places(p).group for p in grid}  # type: ignore[union-attr]
+    grid.add("s7")
+    after = {p: grid.places(p).group for p in grid}  # type: ignore[union-attr]
+    assert [p for p in grid if before[p] != after[p]] == ["s7"]
+    assert after["s7"] == after["p0"]
+
+
 def test_those_of_one_site_are_near_and_a_large_site_is_cut() -> None:
     sites = {f"e{i}": "east" for i in range(60)} | {f"w{i}": "west" for i in range(5)} | {"h1": "", "h2": ""}
     grid = Grid(sites)
@@ -135,6 +195,12 @@ class _Link:
 
 
 class _Exchange:
+    def __init__(self, strangers: frozenset[str] = frozenset()) -> None:
+        self.strangers = strangers
+
+    def entrusts(self, peer: str) -> bool:
+        return peer not in self.strangers
+
     def arrange(self, places: PeerPlaces | None) -> None:
         self.places = places
 
@@ -171,6 +237,24 @@ def test_a_link_that_is_just_coming_up_is_told_when_it_has_a_place() -> None:
     rosters.changed()
     rosters.flush()
     assert late.told
+
+
+def test_who_proves_itself_is_placed_anew_by_the_timer() -> None:
+    links, exchange = {p: _Link(p) for p in names(40)}, _Exchange(frozenset(names(40)[10:]))
+    rosters = Rosters(cast(Any, exchange), cast(Any, links), epoch=1)
+    rosters.changed()
+    rosters.flush()
+    assert rosters.grid.strange("p20") and set(links["p20"].told[-1].strangers) == exchange.places.strangers  # type: ignore[union-attr]
+    exchange.strangers -= {"p20"}
+    told = {peer: len(link.told) for peer, link in links.items()}
+    rosters.review()
+    rosters.flush()
+    assert not rosters.grid.strange("p20") and links["p20"].told[-1].group not in links["p20"].told[-1].strangers
+    assert 0 < sum(len(link.told) > told[peer] for peer, link in links.items()) < 40
+    exchange.strangers = frozenset()
+    rosters.review()
+    rosters.flush()
+    assert not links["p39"].told[-1].strangers
 
 
 # --- a chunk's way
@@ -224,6 +308,39 @@ def test_a_chunk_reaches_everybody_in_one_copy_each(count: int, seed: int) -> No
     sent = max(sum(1 for one, _ in copies.log if one == peer) for peer in copies.grid)
     largest = max(map(len, copies.grid.groups))
     assert sent <= largest - 1 + len(copies.grid.groups).bit_length(), "the work is shared out"
+
+
+@pytest.mark.parametrize(("proven", "strange"), [(1, 40), (3, 60), (40, 20), (50, 50)])
+@pytest.mark.parametrize("site", ["", "east"])
+def test_nobody_gets_a_chunk_through_a_stranger_but_strangers(proven: int, strange: int, site: str) -> None:
+    grid, strangers = Grid(dict.fromkeys(names(proven), site)), {f"s{i}" for i in range(strange)}
+    for peer in sorted(strangers):
+        grid.add(peer, site, stranger=True)
+    copies = Copies(grid, 1)
+    copies.run("p0")
+    assert copies.holders == set(grid) and len(copies.log) == len(grid) - 1
+    assert not [1 for one, to in copies.log if one in strangers and to not in strangers]
+    assert sum(to in strangers for one, to in copies.log if one not in strangers) == 1, "they get one copy together"
+    silent = Copies(grid, 1)
+    silent.dead = strangers
+    silent.run("p0")
+    assert silent.holders == set(names(proven))
+
+
+def test_strangers_are_served_last_but_not_never() -> None:
+    grid = Grid(names(8), mesh=4)
+    for number in range(8):
+        grid.add(f"s{number}", stranger=True)
+    places, peers = grid.places("p0"), grid.links("p0")
+    session = Session(me="p0", source="source", now=0.0, places=places)
+    for peer in peers:
+        session.join(peer, (), 0.0)
+    session.learn(range(64), 0.0)
+    for chunk in range(64):
+        session.hold(chunk, "source", duty=EVERYWHERE, now=0.0)
+    assert places is not None and places.outside
+    first = [push.peer for _ in range(64) if (push := session.next(peers, 0.0)) is not None]
+    assert 64 / OUTSIDE - 1 <= sum(p in places.outside for p in first) <= 64 / OUTSIDE + 1
 
 
 @pytest.mark.parametrize("gone", [0, 1, 5])

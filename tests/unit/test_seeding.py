@@ -6,11 +6,12 @@ from collections import Counter
 
 import pytest
 
+from p2p.broadcast.laggards import LAG_S
 from p2p.broadcast.policies.distributor import LEAST_COPIES, SLOWER, Distributor
 from p2p.broadcast.policies.port import Push, Remembered
 from p2p.broadcast.policies.queues import Queues
 from p2p.broadcast.policies.seeding import OVERDUE_S, OWN_WAITING, Seeding
-from p2p.broadcast.session import LAG_S, Session
+from p2p.broadcast.session import Session
 from tests.support.swarm_sim import SOURCE, Sim
 
 

@@ -153,6 +153,8 @@ class Lanes(Policy):
     def _bring_home(self, chunk: int, group: int) -> None:
         """Who was to relay this chunk in that group is gone. Unless somebody of it has the chunk by now, another is to."""
         places, session = self._places, self._session
+        if group in places.strangers:
+            return  # they ask for it
         members = [p for p in self._lane_of if places.groups.get(p) == group]
         if members and all(session.lacks(p, chunk) for p in members):
             entry = min(members, key=lambda p: (p in session.lagging, len(self._own.get(p, ()))))
@@ -262,8 +264,12 @@ class Lanes(Policy):
                 rank = peer in self._session.lagging, peer not in lane.peers
                 if group not in best or rank < best[group][0]:
                     best[group] = rank, peer
-        for site in {places.sites[g] for g in best}:
-            groups = [g for g in best if places.sites[g] == site]
+        together: dict[int, list[int]] = {}
+        for group in sorted(best, key=lambda g: g in places.strangers):
+            # Strangers get it together, through whoever gets it first.
+            unit = next(iter(together), places.sites[group]) if group in places.strangers else places.sites[group]
+            together.setdefault(unit, []).append(group)
+        for groups in together.values():
             self._owe(Push(best[groups[0]][1], chunk, duty_of(groups)))
 
     def _help(self, now: float) -> None:

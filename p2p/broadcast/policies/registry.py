@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from p2p.broadcast.policies.lanes import Lanes
 from p2p.broadcast.policies.port import Policy, SessionView
+from p2p.broadcast.policies.proven import ProvenSeeding
 from p2p.broadcast.policies.relaying import Relaying
 from p2p.broadcast.policies.seeding import Seeding
 from p2p.broadcast.policies.static import Chain, Star, Tree
@@ -24,4 +25,7 @@ def make_policy(name: str, session: SessionView) -> Policy:
         raise ValueError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}")
     if session.source is not None:
         return Relaying(session)
-    return Seeding(session) if session.places is None else Lanes(session, session.places)
+    places = session.places
+    if places is None:
+        return Seeding(session)
+    return ProvenSeeding(session) if places.proven_mesh else Lanes(session, places)

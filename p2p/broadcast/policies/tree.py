@@ -5,6 +5,8 @@ are left, and so on (a binomial tree over the groups), and relays it to its own 
 first. Each group gets one copy from outside. Where groups share a LAN, the tree is over sites first, then within each: a
 chunk crosses into a site once.
 
+Strangers get one copy together, as the last of all, and have a tree of their own: nobody else gets anything through them.
+
 Must not know why a chunk is here, nor what its own group gets: see `relaying`.
 """
 
@@ -36,13 +38,16 @@ class SpanningTree:
     def bring(self, chunk: int, groups: Sequence[int], places: PeerPlaces) -> None:
         """This peer is to see to it that `groups` get `chunk`, its own aside."""
         sites: dict[int, list[int]] = {}
+        strange = frozenset[int]() if places.group in places.strangers else places.strangers
         for group in groups:
-            if group != places.group:
+            if group != places.group and group not in strange:
                 sites.setdefault(places.sites[group], []).append(group)
         own = sites.pop(places.sites[places.group], []) if places.group >= 0 else []
         # Each peer starts behind its own site, so that none is always served last.
         mine = places.sites[places.group] if places.group >= 0 else 0
-        self._bring(chunk, [sites[s] for s in sorted(sites, key=lambda s: (s <= mine, s))], places)
+        units = [sites[s] for s in sorted(sites, key=lambda s: (s <= mine, s))]
+        together = [group for group in groups if group in strange]
+        self._bring(chunk, [*units, together] if together else units, places)
         self._bring(chunk, [[group] for group in own], places)
 
     def _bring(self, chunk: int, units: list[list[int]], places: PeerPlaces) -> None:
@@ -71,6 +76,8 @@ class SpanningTree:
                 if not linked:
                     strays += part.pop(0)
                     continue
+                if linked[0] in places.outside:  # any of them may keep what it gets to itself
+                    linked = linked[chunk % len(linked) :] + linked[: chunk % len(linked)]
                 entry = self._best(linked, chunk)
                 if entry is not None:
                     errands.append((entry, [group for unit in part for group in unit]))
