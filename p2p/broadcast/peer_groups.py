@@ -320,7 +320,8 @@ class Grid:
                         if cell is not None and own.at(i, number) == peer and self._meet(own, group, i):
                             groups[cell] = number
         return PeerPlaces(
-            mine, groups, self._numbers(), self._is_witness(mine, lane), frozenset(stand_ins), self._strange_numbers()
+            mine, groups, self._numbers(), self._is_witness(mine, lane),
+            stand_ins=frozenset(stand_ins), strangers=self._strange_numbers(),
         )  # fmt: skip
 
     def links(self, peer: str) -> list[str]:
@@ -342,10 +343,10 @@ class Grid:
         )  # fmt: skip
 
     def _is_witness(self, group: int, lane: int) -> bool:
-        """Some of each lane, and of each group; all of them where they are few. No strangers."""
-        if self._groups[group].kind.strange:
-            return False
-        stride = min(max(1, self._counts().proven // WITNESSES), len(self._groups))
+        """Some of each lane, and of each group; all of them where they are few."""
+        counts = self._counts()
+        peers = counts.strange if self._groups[group].kind.strange else counts.proven
+        stride = min(max(1, peers // WITNESSES), len(self._groups))
         return (group + lane) % stride == 0
 
 

@@ -114,7 +114,7 @@ def grouping_of(places: PeerPlaces | None) -> Grouping:
         return Grouping(0, (), True, ())
     peers = tuple(Placed(p, g) for p, g in places.groups.items())
     stand_ins, strangers = tuple(sorted(places.stand_ins)), tuple(sorted(places.strangers))
-    return Grouping(places.group, places.sites, places.witness, peers, stand_ins, strangers)
+    return Grouping(places.group, places.sites, places.witness, peers, stand_ins=stand_ins, strangers=strangers)
 
 
 def places_of(message: Grouping) -> PeerPlaces | None:
@@ -127,5 +127,6 @@ def places_of(message: Grouping) -> PeerPlaces | None:
         raise Refusal(f"{count} groups, the receiver in group {message.group}", fatal=True)
     groups = {p.peer: p.group for p in message.peers}
     return PeerPlaces(
-        message.group, groups, message.sites, message.witness, frozenset(message.stand_ins), frozenset(message.strangers)
+        message.group, groups, message.sites, message.witness,
+        stand_ins=frozenset(message.stand_ins), strangers=frozenset(message.strangers),
     )  # fmt: skip

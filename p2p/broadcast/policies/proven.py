@@ -1,15 +1,16 @@
 """The default policy at the source when some peers are strangers and the proven ones know each other: `Seeding` among the proven.
 
-Pure; see `port`. To `Seeding` there are no strangers. They get each chunk from whoever distributes it among the proven, which
-hands them one copy together (`tree`). A chunk that the source distributes itself comes to them the same way: with its first copy
-goes the duty to bring it to them.
+Pure; see `port`. To `Seeding` there are no strangers: nothing that they say or do changes what the proven get, or when. They get
+most chunks from whoever distributes them among the proven, as one copy together (`tree`), and the others from the source, once
+the proven need nothing from it (`feeding`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from p2p.broadcast.peer_groups import PeerPlaces, duty_of
+from p2p.broadcast.peer_groups import EVERYWHERE, PeerPlaces, duty_of
+from p2p.broadcast.policies.feeding import StrangerFeed
 from p2p.broadcast.policies.port import Policy, Push, Relieved, SessionView
 from p2p.broadcast.policies.seeding import Seeding
 
@@ -20,8 +21,7 @@ class ProvenSeeding(Policy):
         self._seeding = Seeding(session)
         self._proven: set[str] = set()
         self._placed_by = session.places
-        self._brought: set[int] = set()
-        """chunks that went out with the duty to bring them to strangers"""
+        self._feed = StrangerFeed(session)
 
     def _strange(self, peer: str, places: PeerPlaces | None) -> bool:
         return places is not None and places.groups.get(peer) in places.strangers
@@ -32,13 +32,17 @@ class ProvenSeeding(Policy):
             self._seeding.joined(peer, now)
 
     def left(self, peer: str, now: float) -> None:
+        """Hand out anew what the proven and strangers were to get through `peer`; one stranger less changes nothing."""
         if peer in self._proven:
             self._proven.discard(peer)
             self._seeding.left(peer, now)
+            self._feed.left(peer)
 
     def has(self, peer: str, chunk: int, now: float) -> None:
         if peer in self._proven:
             self._seeding.has(peer, chunk, now)
+        else:
+            self._feed.arrived(chunk, now)
 
     def held(self, chunk: int, *, duty: int, now: float) -> None:
         self._seeding.held(chunk, duty=duty, now=now)
@@ -54,6 +58,7 @@ class ProvenSeeding(Policy):
                 elif peer not in self._proven:
                     self.joined(peer, now)
         self._seeding.tick(now)
+        self._feed.tick(now)
 
     def grants(self, chunk: int, now: float) -> bool:
         """As among the proven alone."""
@@ -61,17 +66,26 @@ class ProvenSeeding(Policy):
 
     def claim(self, peer: str, chunk: int, now: float) -> int:
         """As among the proven alone; a stranger distributes nothing."""
-        return self._seeding.claim(peer, chunk, now) if peer in self._proven else 0
+        places = self._session.places
+        if peer not in self._proven or places is None or not self._seeding.claim(peer, chunk, now):
+            return 0
+        return self._duty(peer, chunk, places, now)
 
     def relieved(self) -> list[Relieved]:
         return self._seeding.relieved()
 
+    def _duty(self, peer: str, chunk: int, places: PeerPlaces, now: float) -> int:
+        """Of who distributes a chunk."""
+        through = self._feed.through(peer, chunk, now)
+        return EVERYWHERE if through else duty_of(g for g in range(len(places.sites)) if g not in places.strangers)
+
     def push(self, ready: Sequence[str], now: float) -> Push | None:
-        """As among the proven alone. The first copy of what the source distributes itself goes with the duty to bring it to
-        strangers."""
-        found = self._seeding.push([p for p in ready if p in self._proven], now)
+        """As among the proven alone; to strangers what they do not get through them."""
         places = self._session.places
-        if found is None or places is None or found.chunk in self._brought:
-            return found
-        self._brought.add(found.chunk)
-        return found if found.duty else Push(found.peer, found.chunk, duty_of(places.strangers))
+        found = self._seeding.push([p for p in ready if p in self._proven], now)
+        if places is None or found is None:
+            return found if places is None else self._feed.push([p for p in ready if p not in self._proven], places, now)
+        if found.duty:
+            return Push(found.peer, found.chunk, self._duty(found.peer, found.chunk, places, now))
+        through = self._feed.through(found.peer, found.chunk, now)
+        return Push(found.peer, found.chunk, duty_of(places.strangers) if through else 0)

@@ -50,7 +50,7 @@ class TakeOvers:
         session = self._session
         latest, chosen = TAKE_OVER_S, None
         for group in range(len(places.sites)):
-            if group in places.lans:
+            if group in places.lans or group in places.strangers:
                 continue
             members = [p for p in places.members.get(group, ()) if session.takes_part(p)]
             waiting = out & ~self._helped.get(group, 0)

@@ -76,9 +76,8 @@ class SpanningTree:
                 if not linked:
                     strays += part.pop(0)
                     continue
-                if linked[0] in places.outside:  # any of them may keep what it gets to itself
-                    linked = linked[chunk % len(linked) :] + linked[: chunk % len(linked)]
-                entry = self._best(linked, chunk)
+                turn = chunk % len(linked)  # whoever brings it there, each chunk comes in at another
+                entry = self._best(linked[turn:] + linked[:turn], chunk)
                 if entry is not None:
                     errands.append((entry, [group for unit in part for group in unit]))
                     break
