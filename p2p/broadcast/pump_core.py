@@ -8,7 +8,7 @@ chosen (`pump`, or the simulator's).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 
@@ -18,6 +18,9 @@ from p2p.protocol.versions import Have, Parts, Relieve
 
 LONGEST_PAUSE_S = 0.05
 """Seconds after which the pace is looked at again at the latest: it may have risen meanwhile."""
+
+OUTSIDE = 8
+"""Of so many chunks that leave, one is for strangers if they lack any, and as many as nobody else can take."""
 
 SHORTEST_PAUSE_S = 0.001
 """Seconds. A shorter wait is not worth a timer; the uplink's account carries it over to the next chunk."""
@@ -29,6 +32,8 @@ class PumpCore:
     def __init__(self, transfers: Mapping[bytes, Transfer]) -> None:
         self._transfers = transfers
         self.uplink = Uplink()
+        self._sent_inside = 0
+        """chunks that left since the last that left for a stranger"""
         self._expected: Callable[[], Uplink] = Uplink
         self.sent = 0
         """payload bytes of chunks that left, over all manifests"""
@@ -77,10 +82,11 @@ class PumpCore:
         transfers = list(self._transfers.values()) if ready else []
         if len(transfers) > 1:
             transfers.sort(key=lambda t: t.manifest.version)
-        for transfer in transfers:
-            found = transfer.session.next(transfer.draws.able(ready, now), now)
+        for transfer, able in self._in_turn(transfers, ready, now):
+            found = transfer.session.next(able, now)
             if found is None:
                 continue
+            self._sent_inside = 0 if found.peer in transfer.session.outside else self._sent_inside + 1
             transfer.draws.handed(found.peer, transfer.manifest.chunk_size(found.chunk), transfer.manifest.size, now)
             peer = self.order[found.peer]
             peer.job = Job(transfer, found.chunk, found.duty)
@@ -96,6 +102,24 @@ class PumpCore:
         if 2 * len(free) >= len(self.order):
             self.uplink.idle(now)
         return None
+
+    def _in_turn(
+        self, transfers: Sequence[Transfer], ready: list[str], now: float
+    ) -> Iterable[tuple[Transfer, list[str]]]:
+        """Whom to serve of which version, in order. Of all versions those first who are no strangers."""
+        last = []
+        for transfer in transfers:
+            able, outside = transfer.draws.able(ready, now), transfer.session.outside
+            strange = [p for p in able if p in outside] if outside else []
+            if not strange:
+                yield transfer, able
+            elif self._sent_inside < OUTSIDE - 1:
+                last.append((transfer, strange))
+                yield transfer, [p for p in able if p not in outside]
+            else:
+                yield transfer, strange
+                yield transfer, [p for p in able if p not in outside]
+        yield from last
 
     def ahead(self, peer: Neighbour, job: Job) -> list[Parts | Have]:
         """What leaves ahead of this chunk on the same channel: the manifest's parts by which `peer` can prove what it gets (its

@@ -39,8 +39,6 @@ RESEND_AFTER_S, RESEND_MAX_S = 2 * LEASE_S, 16 * LEASE_S
 """From one time that a chunk is handed again to a peer that had it from us already, to the next: doubled each time up to
 the second. A peer that loses a chunk so often uses up our uplink, but its disk may have room again some day."""
 
-OUTSIDE = 8
-"""Of so many chunks that leave, one is for strangers if they lack any, and as many as nobody else can take."""
 
 
 @dataclass(slots=True)
@@ -111,10 +109,8 @@ class Session:
         self.lagging: set[str] = set()
         """peers that fell behind the others, or that nothing is entrusted to: leaves, for as long as that lasts"""
         self._entrusts = entrusts
-        self._outside: Collection[str] = () if places is None else places.outside
-        """peers who are served after the others"""
-        self._sent_inside = 0
-        """chunks that left for others since the last that left for one of those"""
+        self.outside: Collection[str] = () if places is None else places.outside
+        """strangers, who are served after the others"""
         self._laggards = Laggards()
         self._pulls = Pulls(source, now, places)
         self._peers: dict[str, _Peer] = {}
@@ -152,7 +148,7 @@ class Session:
         """Which groups the peers are in from now on; None while all are one."""
         self.places = places
         if self._entrusts is None:
-            self._outside = () if places is None else places.outside
+            self.outside = () if places is None else places.outside
         self._pulls.place(places)
 
     # --- peers -------------------------------------------------------------------------------------------------------
@@ -165,7 +161,7 @@ class Session:
             self._pulls.join(peer, entry.has)
             if self._entrusts is not None and not self._entrusts(peer):
                 self.lagging.add(peer)
-                self._outside = {*self._outside, peer}
+                self.outside = {*self.outside, peer}
             self._policy.joined(peer, now)
         if have:
             self.peer_has(peer, have, now)
@@ -328,26 +324,15 @@ class Session:
     def _see_who_lags(self, now: float) -> None:
         held = {p.name: len(p.has) for p in self._peers.values() if p.name != self.source}
         if self._entrusts is not None:
-            self._outside = {peer for peer in held if not self._entrusts(peer)}
-        inside = {peer: count for peer, count in held.items() if peer not in self._outside}
-        self.lagging = self._laggards.among(inside, now).union(self._outside)
+            self.outside = {peer for peer in held if not self._entrusts(peer)}
+        inside = {peer: count for peer, count in held.items() if peer not in self.outside}
+        self.lagging = self._laggards.among(inside, now).union(self.outside)
 
     def next(self, ready: Sequence[str], now: float) -> Push | None:
         """What to hand to one of `ready` (peers whose channel has room, the one served longest ago first) now;
         None for nothing. The chunk counts as sent."""
         peers, full = self._peers, self._full
         ready = [p for p in ready if p in peers and p not in full] if full else [p for p in ready if p in peers]
-        outside = [p for p in ready if p in self._outside] if self._outside else []
-        if not outside:
-            return self._next(ready, now)
-        inside = [p for p in ready if p not in self._outside]
-        first, then = (inside, outside) if self._sent_inside < OUTSIDE - 1 else (outside, inside)
-        found = self._next(first, now) or self._next(then, now)
-        if found is not None:
-            self._sent_inside = 0 if found.peer in self._outside else self._sent_inside + 1
-        return found
-
-    def _next(self, ready: Sequence[str], now: float) -> Push | None:
         if not ready:
             return None
         # Wants and pushes take turns: who asks for much must not stop what everybody waits for.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from p2p.broadcast.peer_groups import EVERYWHERE, MAX_GROUPS, MESH, Grid, PeerPlaces, duty_of, groups_of
 from p2p.broadcast.rosters import Rosters, grouping_of, places_of
-from p2p.broadcast.session import OUTSIDE, Session
+from p2p.broadcast.session import Session
 from p2p.errors import Refusal
 from p2p.membership.addresses import Reach
 from p2p.protocol.join import Grouping, Placed
@@ -325,22 +325,6 @@ def test_nobody_gets_a_chunk_through_a_stranger_but_strangers(proven: int, stran
     silent.dead = strangers
     silent.run("p0")
     assert silent.holders == set(names(proven))
-
-
-def test_strangers_are_served_last_but_not_never() -> None:
-    grid = Grid(names(8), mesh=4)
-    for number in range(8):
-        grid.add(f"s{number}", stranger=True)
-    places, peers = grid.places("p0"), grid.links("p0")
-    session = Session(me="p0", source="source", now=0.0, places=places)
-    for peer in peers:
-        session.join(peer, (), 0.0)
-    session.learn(range(64), 0.0)
-    for chunk in range(64):
-        session.hold(chunk, "source", duty=EVERYWHERE, now=0.0)
-    assert places is not None and places.outside
-    first = [push.peer for _ in range(64) if (push := session.next(peers, 0.0)) is not None]
-    assert 64 / OUTSIDE - 1 <= sum(p in places.outside for p in first) <= 64 / OUTSIDE + 1
 
 
 @pytest.mark.parametrize("gone", [0, 1, 5])

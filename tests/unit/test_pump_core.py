@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from p2p.broadcast.policies.port import Push, Relieved
-from p2p.broadcast.pump_core import LONGEST_PAUSE_S, SHORTEST_PAUSE_S, PumpCore
+from p2p.broadcast.pump_core import LONGEST_PAUSE_S, OUTSIDE, SHORTEST_PAUSE_S, PumpCore
 from p2p.broadcast.transfer import Neighbour, Traffic, Transfer
 from p2p.channel.port import Channel
 from p2p.protocol.versions import Parts, Relieve
@@ -37,7 +37,7 @@ def transfer(step: int, *pushes: Push, relieved: tuple[Relieved, ...] = (), size
     def choose(ready: list[str], now: float) -> Push | None:
         return left.pop(0) if left and left[0].peer in ready else None
 
-    session: Any = SimpleNamespace(next=choose, relieved=lambda: list(relieved), source=None, places=None, news=list)
+    session: Any = SimpleNamespace(next=choose, relieved=lambda: list(relieved), source=None, places=None, news=list, outside=())
     manifest: Any = SimpleNamespace(
         version=Version(1, step), mid=mid, chunk_size=lambda chunk: size - chunk, size=64 * size,
         segment_of=lambda chunk: chunk if chunk < 4 else None,
@@ -52,6 +52,47 @@ def enter(core: PumpCore, names: str) -> dict[str, list[object]]:
     for name in names:
         core.enter(Neighbour(name, posted[name].append, Channel(), 0.0))
     return posted
+
+
+def serving(step: int, queues: dict[str, int], outside: str = "") -> Transfer:
+    """A version of which each peer lacks so many chunks; those in `outside` are strangers."""
+    found = transfer(step)
+
+    def choose(ready: list[str], now: float) -> Push | None:
+        peer = next((p for p in ready if queues[p]), None)
+        if peer is None:
+            return None
+        queues[peer] -= 1
+        return Push(peer, queues[peer], 0)
+
+    found.session.next, found.session.outside = choose, outside  # type: ignore[method-assign]
+    return found
+
+
+def order_of(core: PumpCore, most: int) -> list[tuple[int, str]]:
+    """Of which version to whom each chunk goes."""
+    out: list[tuple[int, str]] = []
+    while len(out) < most and (peer := core.next(1.0)) is not None:
+        assert peer.job is not None
+        out.append((peer.job.transfer.manifest.version.step, peer.name))
+        peer.job = None
+    return out
+
+
+def test_strangers_are_served_last_also_of_older_versions_but_not_never() -> None:
+    core = Core(serving(1, {"a": 3, "s": 40, "t": 40}, "st"), serving(2, {"a": 90, "s": 9, "t": 9}, "st"))
+    enter(core, "sat")
+    order = order_of(core, 80)
+    assert [step for step, peer in order if peer == "a"] == [1] * 3 + [2] * (len([p for _, p in order if p == "a"]) - 3)
+    strange = [n for n, (_, peer) in enumerate(order) if peer in "st"]
+    assert strange == list(range(OUTSIDE - 1, 80, OUTSIDE)), "one in so many"
+    assert {order[n][0] for n in strange} == {1}, "the older version first among them"
+
+
+def test_what_nobody_else_can_take_goes_to_strangers() -> None:
+    core = Core(serving(1, {"a": 0, "s": 5}, "s"), serving(2, {"a": 2, "s": 5}, "s"))
+    enter(core, "as")
+    assert order_of(core, 99) == [(2, "a")] * 2 + [(1, "s")] * 5 + [(2, "s")] * 5
 
 
 def test_an_older_version_goes_first_and_a_chunk_costs_its_own_size() -> None:
