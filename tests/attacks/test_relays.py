@@ -3,6 +3,8 @@ honest nodes take for a version, beside how long they take alone. Real agents in
 
 from __future__ import annotations
 
+from math import inf
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -11,7 +13,7 @@ import trio
 from p2p.membership.conduct import RefusalCounts
 from p2p.version import Version
 from tests.attacks.probe import probing
-from tests.support.harness import HeadUnderTest, NodeUnderTest, SwarmUnderTest, changed_state, make_state, open_swarm
+from tests.support.harness import CHUNK, HeadUnderTest, NodeUnderTest, SwarmUnderTest, changed_state, make_state, open_swarm
 from tests.support.nightly import NIGHTLY
 
 TRICKLE_S = 4.0
@@ -20,13 +22,17 @@ TRICKLE_S = 4.0
 HONEST = 3
 
 LEAST = 0.7
-"""Versions from 30 s on take at most so much longer than among the honest nodes alone, as a factor."""
+"""Versions take at most so much longer than among the honest nodes alone, as a factor, once those who came have fetched what they
+lack."""
 
 STEP_S = 5.0
 """Seconds from one version to the next."""
 
 UPLINK = 200_000
-"""Bytes a second of the head: a version's 80 KiB take half a second if they go out once."""
+"""Bytes a second of the head, and where said of each honest node: a version's 80 KiB take half a second if they go out once."""
+
+SETTLE_S = 30.0
+"""Seconds from when they came: each fetches an anchor, over the uplinks of the head and of three nodes."""
 
 
 class Known(RefusalCounts):
@@ -78,15 +84,27 @@ async def relay(swarm: SwarmUnderTest, number: int, honest: set[str], pause_s: f
 
 @pytest.mark.parametrize("count", [1, 8, 60] if NIGHTLY else [8])
 @pytest.mark.parametrize("pause_s", [TRICKLE_S, 1e6] if NIGHTLY else [TRICKLE_S], ids=str)
-async def test_versions_come_as_they_did(
-    tmp_path, autojump_clock, count: int, pause_s: float, everybody_trusted: bool = False
+async def test_versions_come_as_they_did(tmp_path, autojump_clock, count: int, pause_s: float) -> None:
+    await versions_beside(tmp_path, count, pause_s, uplink=inf)
+
+
+@pytest.mark.parametrize("count", [8, 28] if NIGHTLY else [8])
+async def test_who_takes_and_gives_nothing_does_not_use_up_the_uplinks_of_the_honest(
+    tmp_path, autojump_clock, monkeypatch, count: int
 ) -> None:
-    async with open_swarm(tmp_path) as swarm:
+    monkeypatch.setattr("p2p.channel.stream.QUEUE_LIMIT", 2 * CHUNK)  # what is chosen leaves soon, as on a paced uplink
+    await versions_beside(tmp_path, count, TRICKLE_S, uplink=UPLINK)
+
+
+async def versions_beside(folder: Path, count: int, pause_s: float, *, uplink: float) -> None:
+    """`uplink`: bytes a second of each honest node."""
+    async with open_swarm(folder) as swarm:
         head = await swarm.start_head()
         honest = await swarm.start_nodes(HONEST)
-        if not everybody_trusted:
-            head.swarm.conduct = Known(head, honest)
+        head.swarm.conduct = Known(head, honest)
         swarm.switch.set_node(swarm.head_identity.peer_id, uplink=UPLINK)
+        for node in honest:
+            swarm.switch.set_node(node.peer, uplink=uplink)
         versions = Versions(swarm, honest)
         await head.until_installed(versions.honest, Version(1, 1))
         alone = await versions.arrive(4)
@@ -94,7 +112,7 @@ async def test_versions_come_as_they_did(
             await relay(swarm, 20 + i, set(versions.honest), pause_s)
         began = trio.current_time()
         first = await versions.arrive(3)
-        while trio.current_time() < began + 30:
+        while trio.current_time() < began + SETTLE_S:
             first += await versions.arrive(1)
         with probing() as probe:
             under = await versions.arrive(4)
