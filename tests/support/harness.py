@@ -188,8 +188,17 @@ class HeadUnderTest(SwarmOwner):
         await self.until(lambda: all(version in self.installed.get(p, {}) for p in wanted), seconds)
 
 
-def wall() -> float:
-    return WALL + trio.current_time()
+class _WallClock:
+    """Seconds since 1970, as all hosts of a swarm under test have them."""
+
+    ahead_s = 0.0
+    """Hours can pass at once, for what goes by the date alone: those of a whole swarm on the mock clock take a minute each."""
+
+    def __call__(self) -> float:
+        return WALL + trio.current_time() + self.ahead_s
+
+
+wall = _WallClock()
 
 
 @dataclass
@@ -334,6 +343,7 @@ class SwarmUnderTest:
 @asynccontextmanager
 async def open_swarm(directory: Path, *, latency: float = 0.01, rate: float = 10 * MIB) -> AsyncIterator[SwarmUnderTest]:
     logging.getLogger("shoal").setLevel(logging.INFO)
+    wall.ahead_s = 0.0
     async with trio.open_nursery() as nursery:
         try:
             yield SwarmUnderTest(MemorySwitch(latency=latency, rate=rate), directory, nursery)
