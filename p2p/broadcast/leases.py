@@ -109,6 +109,8 @@ class _Supplier:
     has: ChunkSet
     near: bool
     """in our own group, or at our site: from others nothing is pushed but what they were asked to bring here"""
+    strange: bool = False
+    """a stranger, where we are none: nothing comes through it, and it is asked when nobody else can be"""
     due: dict[int, float] = field(default_factory=dict)
     """missing chunk -> when it announced it, for those that it was the first to announce: it is their likely
     distributor, and will push them in this order"""
@@ -176,11 +178,12 @@ class Pulls:
         self._places = places
         for supplier in self._suppliers.values():
             supplier.near = places is None or places.near(supplier.name)
+            supplier.strange = places is not None and supplier.name in places.outside
 
     def join(self, peer: str, has: ChunkSet) -> None:
         """`has` is shared with the session, which keeps it up to date."""
         near = self._places is None or self._places.near(peer)
-        self._suppliers[peer] = _Supplier(peer, has, near)
+        self._suppliers[peer] = _Supplier(peer, has, near, self._places is not None and peer in self._places.outside)
         self._somewhere |= has.bits
 
     def leave(self, peer: str) -> None:
@@ -207,7 +210,7 @@ class Pulls:
         if supplier.broke:
             for chunk in chunks:
                 supplier.broke.pop(chunk, None)
-        if peer == self.source:
+        if peer == self.source or supplier.strange:
             return
         lacking = BitView(awaited)
         if awaited and not supplier.near:
@@ -335,7 +338,7 @@ class Pulls:
             # While it pushes, others bring the chunk without a duplicate; while the downlink is idle, sooner too.
             spared = first if look.idle or not silent else None
         able = [s for s in self._suppliers.values() if chunk in s.has and chunk not in s.broke]
-        trusted = [s for s in able if s.name != self.source and s.distrusted_until <= look.now]
+        trusted = [s for s in able if s.name != self.source and not s.strange and s.distrusted_until <= look.now]
         free = [s for s in trusted if s.room > 0 and s is not spared]
         if free:
             # Whoever announced it first is its likely distributor: asking it moves the chunk up and duplicates nothing.
@@ -353,6 +356,7 @@ class Pulls:
         if source is None and not trusted:
             for supplier in self._suppliers.values():
                 supplier.broke.pop(chunk, None)
+            return next((s for s in able if s.strange and s.room > 0 and s.distrusted_until <= look.now), None)
         return None
 
     @staticmethod

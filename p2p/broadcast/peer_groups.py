@@ -84,6 +84,10 @@ class PeerPlaces:
             return frozenset()
         return frozenset(p for p, g in self.groups.items() if g in self.strangers)
 
+    def strange(self, peer: str) -> bool:
+        """Whether `peer` is a stranger; where there are any, also who has no place yet."""
+        return bool(self.strangers) and self.groups.get(peer) in (None, *self.strangers)
+
     @property
     def proven_mesh(self) -> bool:
         """Whether those who are no strangers are one group without a site; the source alone knows."""

@@ -258,7 +258,7 @@ class Session:
         return peer in self._peers
 
     def anyone_holds(self, chunk: int) -> bool:
-        return any(chunk in peer.has for peer in self._peers.values())
+        return any(chunk in peer.has for name, peer in self._peers.items() if name not in self.outside)
 
     def lowest_of(self, chunks: ChunkSet, peer: str) -> int | None:
         """The lowest of `chunks` that `peer` does not hold."""

@@ -45,9 +45,12 @@ def test_nothing_that_strangers_say_or_do_changes_what_the_proven_are_handed(see
         session, _ = source(grid_of())
         rng, handed, now = random.Random(seed), [], 0.0
         arriving: list[tuple[float, str, int]] = []
-        for _ in range(300):
+        proven = list(PROVEN)
+        for step in range(300):
             now += 0.02
             session.tick(now)
+            if step == 10:  # with chunks that nobody else has yet
+                session.leave(proven.pop(), now)
             if noise:
                 peer = rng.choice(STRANGERS)
                 what = rng.randrange(4)
@@ -60,11 +63,11 @@ def test_nothing_that_strangers_say_or_do_changes_what_the_proven_are_handed(see
                 else:
                     session.join(peer, (), now)
                 session.next(STRANGERS, now)
-            while (push := session.next(PROVEN, now)) is not None:
+            while (push := session.next(proven, now)) is not None:
                 handed.append((now, push.peer, push.chunk))
                 arriving += [(now + 0.1, push.peer, push.chunk)]
                 if push.duty & EVERYWHERE or push.duty & duty_of([0]):
-                    arriving += [(now + 0.3, other, push.chunk) for other in PROVEN if other != push.peer]
+                    arriving += [(now + 0.3, other, push.chunk) for other in proven if other != push.peer]
             for at, to, chunk in [a for a in arriving if a[0] <= now]:
                 session.peer_has(to, [chunk], now)
                 arriving.remove((at, to, chunk))
@@ -73,6 +76,60 @@ def test_nothing_that_strangers_say_or_do_changes_what_the_proven_are_handed(see
     quiet = run(noise=False)
     assert {chunk for _, _, chunk in quiet} == set(range(CHUNKS))
     assert run(noise=True) == quiet
+
+
+def test_a_proven_node_asks_a_stranger_for_a_chunk_when_nobody_else_can_be_asked() -> None:
+    grid = grid_of()
+    session = Session(me="p0", source="source", now=0.0, places=grid.places("p0"))
+    session.join("source", (), 0.0)
+    for peer in grid.links("p0"):
+        session.join(peer, (), 0.0)
+    session.learn(range(CHUNKS), 0.0)
+    for peer in STRANGERS:
+        session.peer_has(peer, range(CHUNKS), 0.1)
+    now, asked = 0.0, set[str]()
+    while len(session.held) < CHUNKS // 2:
+        now += 0.05
+        session.tick(now)
+        wants = session.wants(now)
+        asked |= wants.keys()
+        for chunk in wants.get("source", []):
+            session.hold(chunk, "source", duty=0, now=now + 0.01)
+    assert asked == {"source"} and now < 5.0, "whoever says that it has them"
+    lacking = sorted(set(range(CHUNKS)) - session.held)
+    session.peer_has("p1", lacking[:2], now)
+    session.leave("source", now)
+    asked = set()
+    for _ in range(200):
+        now += 0.05
+        session.tick(now)
+        asked |= session.wants(now).keys()
+    assert "p1" in asked and asked & set(STRANGERS) and asked <= {"p1", *STRANGERS}
+
+
+@pytest.mark.parametrize("mesh", [False, True])
+def test_who_has_no_place_yet_distributes_nothing_while_there_are_strangers(mesh: bool) -> None:
+    grid = Grid([f"p{i}" for i in range(3 if mesh else 40)])
+    grid.add("s0", stranger=True)
+    places = grid.source_places()
+    assert places is not None and places.proven_mesh == mesh
+    strangers = {"s0", "new"}
+    session = Session(me="source", source=None, now=0.0, places=places, entrusts=lambda p: p not in strangers)
+    session.join("new", (), 0.0)
+    for peer in grid:
+        session.join(peer, (), 0.0)
+    session.learn(range(CHUNKS), 0.0)
+    for chunk in range(CHUNKS):
+        session.hold(chunk, None, duty=0, now=0.0)
+    session.close(CHUNKS)
+    session.tick(1.0)
+    assert session.next(["new"], 1.0) is None and session.next(["p0"], 1.0) is not None
+    strangers.discard("new")
+    grid.add("new")
+    session.arrange(grid.source_places())
+    session.tick(2.0)
+    found = session.next(["new"], 2.0)
+    assert found is not None and found.duty == EVERYWHERE
 
 
 def test_each_chunk_is_brought_to_strangers_once_through_a_distributor_or_by_the_source() -> None:

@@ -4,6 +4,8 @@ Pure; see `port`. Who is handed a chunk brings it to every group through its own
 members, and is what a window belongs to. To `Seeding` a lane is a receiver that holds a chunk once its witnesses say that they
 do; of the lane's members each becomes a distributor in its turn. A chunk that the source distributes itself goes to one peer of
 each group, with the duty to relay it there. Once all are handed out it helps single groups (`takeover`).
+
+Strangers are in no lane, and get nothing from here but what they ask for: whoever distributes a chunk brings it to them.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ class Lanes(Policy):
     """`places`: as they were when the session began. A peer stays in its lane."""
 
     def __init__(self, session: SessionView, places: PeerPlaces) -> None:
-        self._session, self._began_with = session, places
+        self._session, self._began_with, self._placed_by = session, places, places
         self._lanes: dict[str, _Lane] = {}
         self._lane_of: dict[str, _Lane] = {}
         self._view = _LaneView(session, self._lanes)
@@ -110,8 +112,10 @@ class Lanes(Policy):
     # --- facts -------------------------------------------------------------------------------------------------------
 
     def joined(self, peer: str, now: float) -> None:
-        """Put `peer` into its lane, as a witness if it is one or the lane has none."""
+        """Put `peer` into its lane, as a witness if it is one or the lane has none; a stranger into none."""
         places = self._places
+        if places.strange(peer):
+            return
         name = f"lane {places.lanes.get(peer, 0)}"
         lane = self._lanes.get(name)
         if lane is None:
@@ -191,7 +195,12 @@ class Lanes(Policy):
         self._seeding.held(chunk, duty=duty, now=now)
 
     def tick(self, now: float) -> None:
-        """Tell the seeding which lanes lag: those all of whose peers do."""
+        """Tell the seeding which lanes lag: those all of whose peers do. Who is no stranger any more comes into a lane."""
+        if self._places is not self._placed_by:
+            self._placed_by = self._places
+            for peer in self._session.peers():
+                if (peer in self._lane_of) == self._places.strange(peer):
+                    (self.left if peer in self._lane_of else self.joined)(peer, now)
         lagging = {lane.name for lane in self._lanes.values() if lane.peers.keys() <= self._session.lagging}
         if self._session.lagging:
             for lane in self._lanes.values():
@@ -260,17 +269,15 @@ class Lanes(Policy):
         best: dict[int, tuple[tuple[bool, bool], str]] = {}
         for peer in self._lane_of:
             group = places.groups.get(peer)
-            if group is not None and self._session.lacks(peer, chunk):
+            if group is not None and group not in places.strangers and self._session.lacks(peer, chunk):
                 rank = peer in self._session.lagging, peer not in lane.peers
                 if group not in best or rank < best[group][0]:
                     best[group] = rank, peer
-        together: dict[int, list[int]] = {}
-        for group in sorted(best, key=lambda g: g in places.strangers):
-            # Strangers get it together, through whoever gets it first.
-            unit = next(iter(together), places.sites[group]) if group in places.strangers else places.sites[group]
-            together.setdefault(unit, []).append(group)
-        for groups in together.values():
-            self._owe(Push(best[groups[0]][1], chunk, duty_of(groups)))
+        strangers = places.strangers
+        for site in {places.sites[g] for g in best}:
+            groups = [g for g in best if places.sites[g] == site]
+            self._owe(Push(best[groups[0]][1], chunk, duty_of([*groups, *strangers])))
+            strangers = frozenset()
 
     def _help(self, now: float) -> None:
         """Hand a whole group the chunk that somebody in it comes to last."""

@@ -77,7 +77,7 @@ class ReceiverView(Protocol):
         """Whether `peer` announced `chunk`. `peer` must take part."""
 
     def anyone_holds(self, chunk: int) -> bool:
-        """Whether any peer announced `chunk`."""
+        """Whether any peer announced `chunk`, strangers aside."""
 
     def lacks(self, peer: str, chunk: int) -> bool:
         """Whether `chunk` can be handed to `peer` and is neither there nor on its way from here."""

@@ -23,11 +23,9 @@ class ProvenSeeding(Policy):
         self._placed_by = session.places
         self._feed = StrangerFeed(session)
 
-    def _strange(self, peer: str, places: PeerPlaces | None) -> bool:
-        return places is not None and places.groups.get(peer) in places.strangers
-
     def joined(self, peer: str, now: float) -> None:
-        if not self._strange(peer, self._session.places):
+        places = self._session.places
+        if places is None or not places.strange(peer):
             self._proven.add(peer)
             self._seeding.joined(peer, now)
 
@@ -53,7 +51,7 @@ class ProvenSeeding(Policy):
         if places is not self._placed_by:
             self._placed_by = places
             for peer in self._session.peers():
-                if self._strange(peer, places):
+                if places is not None and places.strange(peer):
                     self.left(peer, now)
                 elif peer not in self._proven:
                     self.joined(peer, now)
@@ -67,9 +65,8 @@ class ProvenSeeding(Policy):
     def claim(self, peer: str, chunk: int, now: float) -> int:
         """As among the proven alone; a stranger distributes nothing."""
         places = self._session.places
-        if peer not in self._proven or places is None or not self._seeding.claim(peer, chunk, now):
-            return 0
-        return self._duty(peer, chunk, places, now)
+        duty = self._seeding.claim(peer, chunk, now) if peer in self._proven else 0
+        return self._duty(peer, chunk, places, now) if duty and places is not None else duty
 
     def relieved(self) -> list[Relieved]:
         return self._seeding.relieved()
