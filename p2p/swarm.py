@@ -139,7 +139,6 @@ class Swarm(LinkOwner):
             now=now, wall=wall, on_refusal=self.on_refusal, policy=policy,
         )  # fmt: skip
         self.exchange = self._new_exchange()
-        self.exchange.entrusts = lambda peer: self.conduct.passes_on(peer)
         """with everybody but those who are kept apart"""
         self.transfers: Mapping[bytes, Transfer] = self.exchange.transfers
         """the transfers here, by manifest id; their traffic does not count who is kept apart"""
@@ -150,7 +149,10 @@ class Swarm(LinkOwner):
         """the source's, both"""
         if isinstance(role, SourceRole):
             self.peering.gate.epoch, self.peering.gate.doorkeeper = role.epoch, role.doorkeeper or Doorkeeper()
-            self.rosters = Rosters(self.exchange, self.links, epoch=role.epoch, mesh=role.mesh)
+            self.rosters = Rosters(
+                self.exchange, self.links, epoch=role.epoch, mesh=role.mesh, passes_on=lambda peer: self.conduct.passes_on(peer)
+            )
+            self.exchange.entrusts = self.rosters.entrusts
             self.matchmaker = Matchmaker(network, self.links, self.rosters.lists, self.rosters.changed)
         self.places: PeerPlaces | None = None
         """where the head placed this follower; None while all peers are one group"""

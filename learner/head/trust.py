@@ -26,6 +26,9 @@ from p2p.membership.conduct import PeerConduct
 KEEP_S = 5.0
 """Seconds between two times that records are written down: what a crash forgets."""
 
+APART_S = 10.0
+"""Seconds after the last proven node took work for which strangers still pass nothing on, if one is there."""
+
 SPARE_S = 0.5
 """While the unproven made more than their share, one of them is given one sequence so often: else large honest nodes would wait
 long beside one small proven one."""
@@ -60,7 +63,9 @@ class Trust(NodeConduct, PeerConduct):
         self.trained: Counter[str] = Counter()
         """tokens of each node that the trainer was handed, in this life of the learner"""
         self._proven_here = False
-        """whether a proven node was there at the last look"""
+        """whether a proven node that takes work was there at the last look"""
+        self._apart_until = float("-inf")
+        """when the last of them was, and so much longer"""
 
     # ---- what happened (NodeConduct)
 
@@ -147,8 +152,9 @@ class Trust(NodeConduct, PeerConduct):
 
     def passes_on(self, peer: str) -> bool:
         """A stranger passes nothing on while somebody proven is there: whoever withholds what others wait for would hold up each
-        version by the seconds until they ask elsewhere."""
-        return not self._proven_here or self.standing.proven(peer)
+        version by the seconds until they ask elsewhere. A proven node that takes no work for a moment, as between two versions, is
+        still there."""
+        return self._wall() >= self._apart_until or self.standing.proven(peer)
 
     def credible(self, peer: str) -> bool:
         if self.standing.proven(peer):
@@ -159,6 +165,10 @@ class Trust(NodeConduct, PeerConduct):
         """Most sequences of each node that may not hold as many as it can."""
         self._proven_here = any(able(node) and self.standing.proven(peer) for peer, node in self._nodes.items())
         now = self._wall()
+        if self._proven_here:
+            self._apart_until = now + APART_S
+        elif not any(map(self.standing.proven, self._nodes)):
+            self._apart_until = float("-inf")
         spare = int(now >= self._spare_at)
         self._spare_at = now + SPARE_S if spare else self._spare_at
         held = [NodeHolding(p, node.capacity, load(p), able(node)) for p, node in self._nodes.items()]

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import exp
 from operator import itemgetter
 
+from p2p.broadcast.arrival_pace import MAX_CHUNK_S, ArrivalPace
 from p2p.broadcast.chunkset import BitView, ChunkSet, bits_of, chunks_of
 from p2p.broadcast.peer_groups import MESH, PeerPlaces
 from p2p.limits import LEASE_S, REPAIR_AFTER_S
@@ -57,9 +57,6 @@ chunk of one of them for long, and what is pulled then comes no sooner in all an
 MAX_SLACK_S = 2 * LEASE_S
 """The most seconds that a slow link may add to the patience with a distributor and with the source."""
 
-MAX_CHUNK_S = 2 * LEASE_S
-"""Seconds. A longer time between two chunks is a pause, not the pace of a link."""
-
 BURSTS = 2.0
 """The downlink is not idle before so many times as long as a chunk of each neighbour takes at its best pace: those that share a
 slow downlink evenly are done with theirs at once, and then nothing comes for a while."""
@@ -70,26 +67,6 @@ MAX_WAIT_S = 5 * LEASE_S
 MAX_BACKOFF = 4
 """Leases double, up to this many times LEASE_S, while not a single chunk has come since the last ones ran out: the link may be
 slower than anything that was measured yet."""
-
-
-class ArrivalPace:
-    """How fast chunks arrive, by those that came lately."""
-
-    __slots__ = ("_count", "at", "chunk_s")
-
-    def __init__(self) -> None:
-        self._count, self.at = 0.0, -1e18  # `at`: when the last one came
-        self.chunk_s = 0.0
-        """seconds from one pushed chunk to the next, averaged over the last few; it does not change while nothing comes"""
-
-    def add(self, now: float, *, pushed: bool) -> None:
-        if self._count and pushed:
-            self.chunk_s += (min(now - self.at, MAX_CHUNK_S) - self.chunk_s) / 4
-        self._count, self.at = self.per_lease(now) + 1, now
-
-    def per_lease(self, now: float) -> float:
-        """Chunks that come in LEASE_S; fades while nothing comes."""
-        return self._count * exp((self.at - now) / LEASE_S)
 
 
 @dataclass(slots=True)
@@ -158,7 +135,11 @@ class Pulls:
         self._lacking = 0
         """the same as bits of a number"""
         self._somewhere = 0
-        """chunks that some neighbour announced (or took back since), as bits of a number"""
+        """chunks that some neighbour announced (or took back since), as bits of a number; strangers aside"""
+        self._strange_bits = 0
+        """the same of strangers"""
+        self._inside = 0
+        """suppliers who are no strangers"""
         self.leases: dict[int, str] = {}
         self._suppliers: dict[str, _Supplier] = {}
         self._first: dict[int, _Supplier] = {}
@@ -179,12 +160,22 @@ class Pulls:
         for supplier in self._suppliers.values():
             supplier.near = places is None or places.near(supplier.name)
             supplier.strange = places is not None and supplier.name in places.outside
+        self._count()
 
     def join(self, peer: str, has: ChunkSet) -> None:
         """`has` is shared with the session, which keeps it up to date."""
         near = self._places is None or self._places.near(peer)
         self._suppliers[peer] = _Supplier(peer, has, near, self._places is not None and peer in self._places.outside)
-        self._somewhere |= has.bits
+        self._count()
+
+    def _count(self) -> None:
+        self._inside = self._somewhere = self._strange_bits = 0
+        for supplier in self._suppliers.values():
+            if supplier.strange:
+                self._strange_bits |= supplier.has.bits
+            else:
+                self._inside += 1
+                self._somewhere |= supplier.has.bits
 
     def leave(self, peer: str) -> None:
         """`peer` is gone: its leases end, and what it announced first is awaited from nobody."""
@@ -193,9 +184,7 @@ class Pulls:
             del self.leases[chunk]
         for chunk in supplier.due:
             del self._first[chunk]
-        self._somewhere = 0
-        for other in self._suppliers.values():
-            self._somewhere |= other.has.bits
+        self._count()
 
     def need(self, chunks: Iterable[int], now: float) -> None:
         """Chunks that are provable and not held."""
@@ -206,7 +195,10 @@ class Pulls:
     def announced(self, peer: str, chunks: Iterable[int], bits: int, now: float, *, awaited: int) -> None:
         """`peer` holds `chunks` (`bits`, as bits of a number). `awaited`: those that are lacking here, and may be pushed."""
         supplier = self._suppliers[peer]
-        self._somewhere |= bits
+        if supplier.strange:
+            self._strange_bits |= bits
+        else:
+            self._somewhere |= bits
         if supplier.broke:
             for chunk in chunks:
                 supplier.broke.pop(chunk, None)
@@ -246,8 +238,10 @@ class Pulls:
         self._pace.add(now, pushed=pushed)
         self._peak = max(self._peak, self._pace.per_lease(now))
         self._backoff = 1
-        # In a swarm of groups the source pushes to each peer but rarely: while anything comes, it may still be at work.
-        if pushed and (sender == self.source or self._places is not None):
+        # In a swarm of groups the source pushes to each peer but rarely: while anything comes, it may still be at work. What
+        # strangers send says nothing of it.
+        strange = supplier is not None and supplier.strange
+        if pushed and (sender == self.source or not (strange or self._places is None or self._places.one_group)):
             self._source_at = now
         if supplier is not None:
             if pushed and supplier.chunk_at > 0:
@@ -283,11 +277,11 @@ class Pulls:
         room = self._window - len(self.leases)
         if not self.missing or room <= 0:
             return asked
-        if len(self._suppliers) > MESH and not (catching or self.leases) and now < self._look_at:
+        if self._inside > MESH and not (catching or self.leases) and now < self._look_at:
             return asked
         self._look_at = now + LOOK_S
         # So long it takes until each neighbour got one chunk through, when they share the downlink.
-        slack = min(len(self._suppliers) * self._pace.chunk_s, MAX_SLACK_S)
+        slack = min(self._inside * self._pace.chunk_s, MAX_SLACK_S)
         quiet = now - self._source_at >= SOURCE_AFTER_S + slack
         idle = self._idle(now)
         look = _Look(now, catching, REPAIR_AFTER_S + slack, quiet, idle=idle, busy=self._peak > 0 and not idle)
@@ -312,14 +306,15 @@ class Pulls:
         """Far less arrives than has arrived before, and not only because chunks of several neighbours came at once."""
         if self._pace.per_lease(now) >= self._peak / 2:
             return False
-        round_s = len(self._suppliers) * LEASE_S / self._peak if self._peak else 0.0
+        round_s = self._inside * LEASE_S / self._peak if self._peak else 0.0
         return now - self._pace.at >= min(BURSTS * round_s, MAX_SLACK_S)
 
     def _candidates(self, source_quiet: bool) -> Iterable[tuple[int, float]]:
         """Missing chunks that somebody could be asked for, the one missing longest first, and since when."""
         if source_quiet and self.source is not None and self.source in self._suppliers:
             return self.missing.items()
-        found = self._lacking & self._somewhere
+        # Strangers are asked where the source is not here.
+        found = self._lacking & (self._somewhere if self.source in self._suppliers else self._somewhere | self._strange_bits)
         if not found:
             return ()
         if 2 * found.bit_count() > len(self.missing):

@@ -39,9 +39,6 @@ EVEN = 1.4
 GROWTH = 1.5
 """All are placed anew when there are so many times more peers, or fewer, than when they were placed last."""
 
-STRANGERS = MAX_GROUPS // 4
-"""So many groups are kept for strangers while there are any, however many the others are."""
-
 WITNESSES = 64
 """Peers that tell the source of every chunk at once. What the others tell it, for repair, comes less often."""
 
@@ -89,9 +86,14 @@ class PeerPlaces:
         return bool(self.strangers) and self.groups.get(peer) in (None, *self.strangers)
 
     @property
+    def one_group(self) -> bool:
+        """Whether those who are no strangers are one group."""
+        return len(self.sites) == len(self.strangers) + 1
+
+    @property
     def proven_mesh(self) -> bool:
         """Whether those who are no strangers are one group without a site; the source alone knows."""
-        return bool(self.strangers) and len(self.sites) == len(self.strangers) + 1 and self.lans <= self.strangers
+        return bool(self.strangers) and self.one_group and self.lans <= self.strangers
 
     def near(self, peer: str) -> bool:
         """Whether `peer` is in the same group, or at the same site."""
@@ -111,12 +113,8 @@ class _Counts(NamedTuple):
 
     proven: int
     strange: int
-
-    def outgrew(self, placed: _Counts, mesh: int) -> bool:
-        """Whether so many are to be placed anew; `placed`: as many as there were then."""
-        if (self.strange > 0) != (placed.strange > 0) or _changed(sum(self), sum(placed)):
-            return True
-        return any(max(now, then) > mesh and _changed(now, then) for now, then in zip(self, placed, strict=True))
+    alike: bool
+    """strangers are alone, and so as good as any: they count as proven here"""
 
 
 def _changed(now: int, then: int) -> bool:
@@ -165,8 +163,9 @@ class Grid:
         self._strange: set[str] = set()
         self._groups: list[_PeerGroup] = []
         self._where: dict[str, tuple[int, int]] = {}
-        self._placed = _Counts(0, 0)
-        """peers when all were placed last"""
+        self._placed = _Counts(0, 0, alike=False)
+        """peers when each of these were placed last"""
+        self._strange_groups: frozenset[int] | None = None
         self._place_all()
 
     def __len__(self) -> int:
@@ -191,6 +190,11 @@ class Grid:
         """Whether it was added as a stranger."""
         return peer in self._strange
 
+    @property
+    def split(self) -> bool:
+        """Whether there are strangers, and others too."""
+        return 0 < len(self._strange) < len(self._sites)
+
     def add(self, peer: str, site: str = "", *, stranger: bool = False) -> None:
         """Place a peer that came, or that is at another site now, or a stranger no more."""
         if self._sites.get(peer) == site and (peer in self._strange) == stranger:
@@ -199,10 +203,7 @@ class Grid:
         self._sites[peer] = site
         if stranger:
             self._strange.add(peer)
-        if self._outgrown():
-            self._place_all()
-        elif self._groups:
-            self._place(peer, site)
+        self._fit(peer)
 
     def remove(self, peer: str) -> None:
         """Empty the cell of a peer that left."""
@@ -212,15 +213,13 @@ class Grid:
         where = self._where.pop(peer, None)
         if where is not None:
             self._groups[where[0]].cells[where[1]] = None
-        if self._outgrown():
-            self._place_all()
+        self._fit()
 
     # --- placing -----------------------------------------------------------------------------------------------------
 
     def _counts(self) -> _Counts:
-        """Where there are strangers alone, they are as good as any."""
-        strange = len(self._strange) if len(self._strange) < len(self._sites) else 0
-        return _Counts(len(self._sites) - strange, strange)
+        strange, count = len(self._strange), len(self._sites)
+        return _Counts(count, 0, alike=strange > 0) if strange == count else _Counts(count - strange, strange, alike=False)
 
     def _useful(self) -> bool:
         if len(self._sites) > self.mesh or self._counts().strange:
@@ -228,32 +227,45 @@ class Grid:
         shared = [s for s in self._sites.values() if s]
         return len(shared) > len(set(shared))
 
-    def _outgrown(self) -> bool:
-        if self._useful() != self.grouped:
-            return True
-        return self.grouped and self._counts().outgrew(self._placed, self.mesh)
+    def _fit(self, came: str | None = None) -> None:
+        """Place who came. All are placed anew when groups begin or cease to be of use, or those who are no strangers have become
+        many more or fewer; strangers alone when they have: whatever strangers do, the others stay where they are."""
+        now, then, few = self._counts(), self._placed, 2 * self._least
+        self._strange_groups = None
+        many = now.strange == 0 or max(now.proven, then.proven) > self.mesh
+        others = now.alike != then.alike or (many and _changed(now.proven, then.proven))
+        if self._useful() != self.grouped or (self.grouped and others):
+            self._place_all()
+        elif self.grouped and max(now.strange, then.strange) > few and _changed(now.strange, then.strange):
+            self._place_strangers()
+        if self.grouped and came is not None and came not in self._where:
+            self._place(came)
 
     def _place_all(self) -> None:
-        self._groups, self._where, self._placed = [], {}, self._counts()
-        if not self._useful():
-            return
-        strange = self._strange if self._placed.strange else set[str]()
-        order = sorted(self._sites, key=_mixed)
-        room = MAX_GROUPS - (STRANGERS if strange else 0)
-        self._place_some([p for p in order if p not in strange], room, strange=False)
-        if strange:
-            self._place_some([p for p in order if p in strange], MAX_GROUPS - len(self._groups), strange=True)
+        self._groups, self._where, self._strange_groups = [], {}, None
+        self._placed = self._counts()
+        if self._useful():
+            strange = self._strange if self._placed.strange else set[str]()
+            self._place_some([p for p in self._sites if p not in strange], MAX_GROUPS - 1, strange=False)
+            self._place_strangers()
 
-    def _place_some(self, peers: Iterable[str], room: int, *, strange: bool) -> None:
-        """Place these in so many groups at most."""
+    def _place_strangers(self) -> None:
+        self._groups, self._strange_groups = [g for g in self._groups if not g.kind.strange], None
+        self._where = {p: (n, lane) for n, g in enumerate(self._groups) for lane, p in enumerate(g.cells) if p is not None}
+        self._placed = self._placed._replace(strange=self._counts().strange)
+        if self._placed.strange:
+            self._place_some(list(self._strange), MAX_GROUPS - len(self._groups), strange=True)
+
+    def _place_some(self, peers: list[str], room: int, *, strange: bool) -> None:
+        """Place these in so many groups at most. One of all is left to strangers."""
         by_site: dict[str, list[str]] = {}
-        for peer in peers:
+        for peer in sorted(peers, key=_mixed):
             by_site.setdefault(self._sites[peer], []).append(peer)
-        count, last = sum(map(len, by_site.values())), len(self._groups) + room
+        count, last = len(peers), len(self._groups) + room
         rest = by_site.pop("", [])
         for place, site in enumerate(sorted(by_site, key=lambda s: (-len(by_site[s]), s))):
-            if len(by_site[site]) > 1 and place < room // 2:
-                self._cut(by_site[site], _Kind(site, strange), max(SITE_GROUP, ceil(count / room)), last)
+            if len(by_site[site]) > 1 and place < room // 2 and len(self._groups) < last - 1:
+                self._cut(by_site[site], _Kind(site, strange), max(SITE_GROUP, ceil(count / room)), last - 1)
             else:
                 rest += by_site[site]
         size = max(self._least, round(SHAPE * sqrt(len(rest))), ceil(len(rest) / (last - len(self._groups))))
@@ -269,12 +281,14 @@ class Grid:
             for peer in peers[piece::pieces]:
                 self._where[peer] = len(self._groups) - 1, group.add(peer)
 
-    def _place(self, peer: str, site: str) -> None:
-        strange = peer in self._strange and self._placed.strange > 0
-        alike = [g for g in self._groups if g.kind.strange == strange]
-        own = [g for g in alike if g.kind.site == site]
-        if not own and len(self._groups) < MAX_GROUPS and all(g.kind.site for g in alike):
-            group = _PeerGroup(_Kind("", strange))
+    def _place(self, peer: str) -> None:
+        kind = _Kind(self._sites[peer], peer in self._strange and not self._placed.alike)
+        alike = [g for g in self._groups if g.kind.strange == kind.strange]
+        own = [g for g in alike if g.kind == kind]
+        # The last group there may be is left to strangers.
+        room = MAX_GROUPS - (not kind.strange and len(alike) == len(self._groups))
+        if not own and len(self._groups) < room and all(g.kind.site for g in alike):
+            group = _PeerGroup(_Kind("", kind.strange))
             self._groups.append(group)
         else:
             group = min(own or [g for g in alike if not g.kind.site] or alike, key=lambda g: len(g.peers))
@@ -289,11 +303,13 @@ class Grid:
         return tuple(first.setdefault(g.kind, n) if g.kind.site else n for n, g in enumerate(self._groups))
 
     def _strange_numbers(self) -> frozenset[int]:
-        return frozenset(number for number, group in enumerate(self._groups) if group.kind.strange)
+        if self._strange_groups is None:
+            found = (n for n, group in enumerate(self._groups) if group.kind.strange and self._strange)
+            self._strange_groups = frozenset(found)
+        return self._strange_groups
 
     def _meet(self, one: _PeerGroup, other: _PeerGroup, lane: int) -> bool:
-        """Whether whoever stands in that lane, which one of the groups may not have, is linked across. A few who are no
-        strangers are not linked to all strangers there may be, but to some MESH each."""
+        """Whether who stands in that lane is linked across: a few who are no strangers are linked to some MESH strangers each."""
         if one.kind.strange == other.kind.strange:
             return True
         few = other if one.kind.strange else one
@@ -348,17 +364,15 @@ class Grid:
 
     def _is_witness(self, group: int, lane: int) -> bool:
         """Some of each lane, and of each group; all of them where they are few."""
-        counts = self._counts()
-        peers = counts.strange if self._groups[group].kind.strange else counts.proven
+        peers = self._counts()[self._groups[group].kind.strange]
         stride = min(max(1, peers // WITNESSES), len(self._groups))
         return (group + lane) % stride == 0
 
 
 def _pieces(peers: int, size: int, room: int) -> int:
     """How many groups of about `size`, so that their last lane is nearly full, or there is none: in a lane of few each
-    distributes more than its part, and in groups without one the others relay what it brings. `room`: more only if there is no
-    other way."""
-    about = max(1, round(peers / size))
+    distributes more than its part, and in groups without one the others relay what it brings. `room`: no more than so many."""
+    about = min(max(1, round(peers / size)), max(1, room))
     most = max(about, min(round(EVEN * about), room))
     return min(range(max(1, round(about / EVEN)), most + 1), key=lambda n: -peers % n / n + abs(log(n / about)))
 

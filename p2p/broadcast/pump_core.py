@@ -107,19 +107,20 @@ class PumpCore:
         self, transfers: Sequence[Transfer], ready: list[str], now: float
     ) -> Iterable[tuple[Transfer, list[str]]]:
         """Whom to serve of which version, in order. Of all versions those first who are no strangers."""
-        last = []
+        strangers_turn = self._sent_inside >= OUTSIDE - 1
+        later = []
         for transfer in transfers:
             able, outside = transfer.draws.able(ready, now), transfer.session.outside
-            strange = [p for p in able if p in outside] if outside else []
-            if not strange:
-                yield transfer, able
-            elif self._sent_inside < OUTSIDE - 1:
-                last.append((transfer, strange))
-                yield transfer, [p for p in able if p not in outside]
+            if not outside:
+                inside, strange = able, []
             else:
-                yield transfer, strange
-                yield transfer, [p for p in able if p not in outside]
-        yield from last
+                inside, strange = [p for p in able if p not in outside], [p for p in able if p in outside]
+            now_served, then_served = (strange, inside) if strangers_turn else (inside, strange)
+            if then_served:
+                later.append((transfer, then_served))
+            if now_served:
+                yield transfer, now_served
+        yield from later
 
     def ahead(self, peer: Neighbour, job: Job) -> list[Parts | Have]:
         """What leaves ahead of this chunk on the same channel: the manifest's parts by which `peer` can prove what it gets (its

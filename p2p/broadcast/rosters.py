@@ -5,7 +5,7 @@ The head's half of `broadcast.peer_groups`. Must not know manifests, nor who dia
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from msgspec.structs import replace
 
@@ -17,16 +17,24 @@ from p2p.protocol.join import Grouping, Placed, RosterEntry, make_roster
 
 
 class Rosters:
-    """`links`: the nodes that are here, by peer; the owner changes it. `mesh`: as in `Grid`.
+    """`links`: the nodes that are here, by peer; the owner changes it. `mesh`: as in `Grid`. `passes_on`: as in `PeerConduct`.
 
     Up to `mesh` nodes without sites are all told of each other at once, with every node that comes or goes. In a larger swarm a
     node is told only when its own neighbours change, and not before the owner's next `flush`: a thousand nodes that come one by
     one must not cost a million messages.
     """
 
-    def __init__(self, exchange: Exchange, links: Mapping[str, Link], *, epoch: int, mesh: int = MESH) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        links: Mapping[str, Link],
+        *,
+        epoch: int,
+        mesh: int = MESH,
+        passes_on: Callable[[str], bool] = lambda peer: True,
+    ) -> None:
         self._exchange, self._links, self._epoch = exchange, links, epoch
-        self.grid = Grid(mesh=mesh)
+        self.grid, self.passes_on = Grid(mesh=mesh), passes_on
         self.apart: set[str] = set()
         """peers that are nobody's neighbours but the head's: they are not listed, and are told of nobody"""
         self._told: dict[str, tuple[Link, tuple[RosterEntry, ...], Grouping]] = {}
@@ -39,7 +47,7 @@ class Rosters:
             self._told.pop(peer, None)
         for peer, link in self._links.items():
             if peer not in self.apart:
-                self.grid.add(peer, link.site, stranger=not self._exchange.entrusts(peer))
+                self.grid.add(peer, link.site, stranger=not self.passes_on(peer))
         self._stale = True
         if len(self.grid) <= self.grid.mesh:
             self.flush()
@@ -47,9 +55,13 @@ class Rosters:
     def review(self) -> None:
         """Place those anew who are strangers no more, or again; to be called by a timer, before `flush`."""
         for peer in [p for p in self.grid if p in self._links]:
-            if self._exchange.entrusts(peer) == self.grid.strange(peer):
-                self.grid.add(peer, self._links[peer].site, stranger=not self._exchange.entrusts(peer))
+            if self.passes_on(peer) == self.grid.strange(peer):
+                self.grid.add(peer, self._links[peer].site, stranger=not self.passes_on(peer))
                 self._stale = True
+
+    def entrusts(self, peer: str) -> bool:
+        """Whether `peer` is handed chunks to pass on: strangers are not, unless nobody else is there, those apart aside."""
+        return not self.grid.split if self.grid.strange(peer) else peer in self.grid or self.passes_on(peer)
 
     @property
     def meshed(self) -> Collection[str]:

@@ -43,8 +43,9 @@ def mostly_apart(members: Collection[str], gaps: Iterable[tuple[str, str]]) -> f
     """Members that have no link with more than half of the others."""
     count = dict.fromkeys(members, 0)
     for pair in {frozenset(gap) for gap in gaps}:
-        for peer in pair & count.keys():
-            count[peer] += 1
+        if pair <= count.keys():
+            for peer in pair:
+                count[peer] += 1
     return frozenset(peer for peer, gone in count.items() if 2 * gone > len(count) - 1)
 
 

@@ -195,12 +195,6 @@ class _Link:
 
 
 class _Exchange:
-    def __init__(self, strangers: frozenset[str] = frozenset()) -> None:
-        self.strangers = strangers
-
-    def entrusts(self, peer: str) -> bool:
-        return peer not in self.strangers
-
     def arrange(self, places: PeerPlaces | None) -> None:
         self.places = places
 
@@ -240,18 +234,20 @@ def test_a_link_that_is_just_coming_up_is_told_when_it_has_a_place() -> None:
 
 
 def test_who_proves_itself_is_placed_anew_by_the_timer() -> None:
-    links, exchange = {p: _Link(p) for p in names(40)}, _Exchange(frozenset(names(40)[10:]))
-    rosters = Rosters(cast(Any, exchange), cast(Any, links), epoch=1)
+    links, exchange, strangers = {p: _Link(p) for p in names(40)}, _Exchange(), set(names(40)[10:])
+    rosters = Rosters(cast(Any, exchange), cast(Any, links), epoch=1, passes_on=lambda peer: peer not in strangers)
     rosters.changed()
     rosters.flush()
     assert rosters.grid.strange("p20") and set(links["p20"].told[-1].strangers) == exchange.places.strangers  # type: ignore[union-attr]
-    exchange.strangers -= {"p20"}
+    assert rosters.entrusts("p0") and not rosters.entrusts("p20")
+    strangers.discard("p20")
     told = {peer: len(link.told) for peer, link in links.items()}
     rosters.review()
     rosters.flush()
     assert not rosters.grid.strange("p20") and links["p20"].told[-1].group not in links["p20"].told[-1].strangers
     assert 0 < sum(len(link.told) > told[peer] for peer, link in links.items()) < 40
-    exchange.strangers = frozenset()
+    assert rosters.entrusts("p20")
+    strangers.clear()
     rosters.review()
     rosters.flush()
     assert not links["p39"].told[-1].strangers

@@ -17,7 +17,7 @@ from p2p.broadcast.policies.port import Push, SessionView
 
 IN_TIME_S, LATE_S = 1.2, 3.0
 """Seconds from handing out a chunk until a stranger has it: with less than the first its distributor is given more at once;
-after the second the source hands it to another stranger itself."""
+after the second the source hands it to another stranger itself, if it did not before."""
 
 LOOK = 4
 """Of what waits for the source, so many chunks are tried: what no stranger lacks is on its way to all."""
@@ -59,6 +59,12 @@ class StrangerFeed:
         way.out += 1
         self._out[chunk] = peer, now
         return True
+
+    def wait(self, chunk: int) -> None:
+        """Nobody else brings it to strangers."""
+        if chunk not in self._seen:
+            self._seen.add(chunk)
+            self._waiting[chunk] = None
 
     def arrived(self, chunk: int, now: float) -> None:
         """A stranger says that it has it."""

@@ -82,7 +82,8 @@ class Lanes(Policy):
     """`places`: as they were when the session began. A peer stays in its lane."""
 
     def __init__(self, session: SessionView, places: PeerPlaces) -> None:
-        self._session, self._began_with, self._placed_by = session, places, places
+        self._session, self._began_with = session, places
+        self._placed_by: PeerPlaces | None = places
         self._lanes: dict[str, _Lane] = {}
         self._lane_of: dict[str, _Lane] = {}
         self._view = _LaneView(session, self._lanes)
@@ -103,6 +104,9 @@ class Lanes(Policy):
     def _places(self) -> PeerPlaces:
         return self._session.places or self._began_with
 
+    def _strange(self, peer: str) -> bool:
+        return self._session.places is not None and self._session.places.strange(peer)
+
     def _first_window(self, lane: str) -> float:
         """More chunks at first for a lane with members at sites, whose groups share a LAN."""
         places = self._session.places
@@ -114,7 +118,7 @@ class Lanes(Policy):
     def joined(self, peer: str, now: float) -> None:
         """Put `peer` into its lane, as a witness if it is one or the lane has none; a stranger into none."""
         places = self._places
-        if places.strange(peer):
+        if self._strange(peer):
             return
         name = f"lane {places.lanes.get(peer, 0)}"
         lane = self._lanes.get(name)
@@ -196,10 +200,10 @@ class Lanes(Policy):
 
     def tick(self, now: float) -> None:
         """Tell the seeding which lanes lag: those all of whose peers do. Who is no stranger any more comes into a lane."""
-        if self._places is not self._placed_by:
-            self._placed_by = self._places
+        if self._session.places is not self._placed_by:
+            self._placed_by = self._session.places
             for peer in self._session.peers():
-                if (peer in self._lane_of) == self._places.strange(peer):
+                if (peer in self._lane_of) == self._strange(peer):
                     (self.left if peer in self._lane_of else self.joined)(peer, now)
         lagging = {lane.name for lane in self._lanes.values() if lane.peers.keys() <= self._session.lagging}
         if self._session.lagging:

@@ -22,8 +22,10 @@ class ProvenSeeding(Policy):
         self._proven: set[str] = set()
         self._placed_by = session.places
         self._feed = StrangerFeed(session)
+        self._held: list[int] = []
 
     def joined(self, peer: str, now: float) -> None:
+        """Seed through `peer`, unless it is a stranger."""
         places = self._session.places
         if places is None or not places.strange(peer):
             self._proven.add(peer)
@@ -44,6 +46,7 @@ class ProvenSeeding(Policy):
 
     def held(self, chunk: int, *, duty: int, now: float) -> None:
         self._seeding.held(chunk, duty=duty, now=now)
+        self._held.append(chunk)
 
     def tick(self, now: float) -> None:
         """Count those among the proven who are no strangers any more."""
@@ -57,6 +60,9 @@ class ProvenSeeding(Policy):
                     self.joined(peer, now)
         self._seeding.tick(now)
         self._feed.tick(now)
+        if not self._proven:  # none takes part: they may be asleep, or about to leave
+            for chunk in self._held:
+                self._feed.wait(chunk)
 
     def grants(self, chunk: int, now: float) -> bool:
         """As among the proven alone."""
@@ -79,9 +85,13 @@ class ProvenSeeding(Policy):
     def push(self, ready: Sequence[str], now: float) -> Push | None:
         """As among the proven alone; to strangers what they do not get through them."""
         places = self._session.places
-        found = self._seeding.push([p for p in ready if p in self._proven], now)
-        if places is None or found is None:
-            return found if places is None else self._feed.push([p for p in ready if p not in self._proven], places, now)
+        proven = [p for p in ready if p in self._proven]
+        # Not to be asked when only strangers are ready: it would hand out itself what distributors have room for.
+        found = self._seeding.push(proven, now) if proven else None
+        if found is None and places is not None:
+            return self._feed.push([p for p in ready if p not in self._proven], places, now)
+        if found is None or places is None:
+            return found
         if found.duty:
             return Push(found.peer, found.chunk, self._duty(found.peer, found.chunk, places, now))
         through = self._feed.through(found.peer, found.chunk, now)

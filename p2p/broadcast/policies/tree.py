@@ -13,7 +13,7 @@ Must not know why a chunk is here, nor what its own group gets: see `relaying`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from p2p.broadcast.peer_groups import PeerPlaces, duty_of
 from p2p.broadcast.policies.port import Push, SessionView
@@ -38,6 +38,8 @@ class SpanningTree:
     def bring(self, chunk: int, groups: Sequence[int], places: PeerPlaces) -> None:
         """This peer is to see to it that `groups` get `chunk`, its own aside."""
         sites: dict[int, list[int]] = {}
+        # Since the errand was given groups may have become fewer.
+        groups = [group for group in groups if group < len(places.sites)]
         strange = frozenset[int]() if places.group in places.strangers else places.strangers
         for group in groups:
             if group != places.group and group not in strange:
@@ -45,10 +47,11 @@ class SpanningTree:
         own = sites.pop(places.sites[places.group], []) if places.group >= 0 else []
         # Each peer starts behind its own site, so that none is always served last.
         mine = places.sites[places.group] if places.group >= 0 else 0
-        units = [sites[s] for s in sorted(sites, key=lambda s: (s <= mine, s))]
-        together = [group for group in groups if group in strange]
-        self._bring(chunk, [*units, together] if together else units, places)
+        self._bring(chunk, [sites[s] for s in sorted(sites, key=lambda s: (s <= mine, s))], places)
         self._bring(chunk, [[group] for group in own], places)
+        together = [group for group in groups if group in strange]
+        if together:
+            self._give(chunk, self._split(chunk, [together], places))
 
     def _bring(self, chunk: int, units: list[list[int]], places: PeerPlaces) -> None:
         """`units`: groups that get one copy from here."""
@@ -61,6 +64,9 @@ class SpanningTree:
             groups += [group for leaf in leaves[nth :: len(takers) + 1] for group in leaf]
         for leaf in leaves[:: len(takers) + 1]:
             errands += self._split(chunk, [leaf], places)
+        self._give(chunk, errands)
+
+    def _give(self, chunk: int, errands: Iterable[tuple[str, list[int]]]) -> None:
         for peer, groups in errands:
             self._queues.setdefault(peer, deque()).append((chunk, tuple(groups)))
 
