@@ -152,8 +152,8 @@ class Trust(NodeConduct, PeerConduct):
 
     def passes_on(self, peer: str) -> bool:
         """A stranger passes nothing on while somebody proven is there: whoever withholds what others wait for would hold up each
-        version by the seconds until they ask elsewhere. A proven node that takes no work for a moment, as between two versions, is
-        still there."""
+        version by the seconds until they ask elsewhere. A proven node that takes no work for a moment, as between two versions,
+        is still there."""
         return self._wall() >= self._apart_until or self.standing.proven(peer)
 
     def credible(self, peer: str) -> bool:

@@ -133,6 +133,41 @@ def test_few_who_are_proven_have_few_links_to_many_strangers(proven: int) -> Non
     assert sum(map(len, mine)) == proven and len(mine) == (1 if proven < 33 else len(mine))
 
 
+@pytest.mark.parametrize("proven", [3, 60, 1000])
+def test_strangers_who_come_and_go_move_nobody_else(proven: int) -> None:
+    rng, grid = random.Random(proven), Grid(names(proven))
+    for number in range(proven // 4):  # not as they would be placed anew
+        grid.remove(f"p{rng.randrange(proven)}")
+        grid.add(f"late{number}")
+    mine = list(grid)
+
+    def links() -> set[frozenset[str]]:
+        return {frozenset((one, other)) for one in mine for other in grid.links(one) if other in mine}
+
+    before, there = links(), list[str]()
+    for number in range(60):
+        there.append(f"s{number}")
+        grid.add(there[-1], stranger=True)
+        assert number % 20 or links() == before
+    while there:
+        grid.remove(there.pop(rng.randrange(len(there))))
+        assert len(there) % 20 or links() == before
+    assert all(grid.places(p) is None or not grid.places(p).strangers for p in mine)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("sites", "each", "strange"), [(15, 39, 1), (21, 39, 0), (40, 2, 400), (0, 0, 500)])
+def test_no_site_names_make_more_groups_than_a_duty_has_bits(sites: int, each: int, strange: int) -> None:
+    grid = Grid({f"p{site}-{n}": f"site{site}" for site in range(sites) for n in range(each)} | {"h": ""})
+    for number in range(strange):
+        grid.add(f"s{number}", f"mine{number % 7}", stranger=True)
+        assert len(grid.groups) <= MAX_GROUPS
+    for peer in [p for p in grid if p.startswith("p")][::2]:
+        grid.remove(peer)
+        assert len(grid.groups) <= MAX_GROUPS
+    for peer in list(grid)[::50]:
+        assert grid.links(peer)
+
+
 def test_who_is_a_stranger_no_more_moves_and_few_others_do() -> None:
     grid = Grid(names(20))
     for number in range(40):
@@ -233,6 +268,20 @@ def test_a_link_that_is_just_coming_up_is_told_when_it_has_a_place() -> None:
     assert late.told
 
 
+def test_strangers_alone_are_trusted_as_all_are_wherever_the_proven_one_is() -> None:
+    links, strangers = {p: _Link(p) for p in names(5)}, set(names(5)[1:])
+    rosters = Rosters(cast(Any, _Exchange()), cast(Any, links), epoch=1, passes_on=lambda peer: peer not in strangers)
+    rosters.apart.add("p0")  # the learner's own
+    rosters.changed()
+    assert all(rosters.entrusts(p) for p in names(5)) and not rosters.grid.grouped
+    links["p5"] = _Link("p5")
+    rosters.changed()
+    assert rosters.entrusts("p5") and not rosters.entrusts("p1") and rosters.grid.grouped
+    del links["p5"]
+    rosters.changed()
+    assert rosters.entrusts("p1")
+
+
 def test_who_proves_itself_is_placed_anew_by_the_timer() -> None:
     links, exchange, strangers = {p: _Link(p) for p in names(40)}, _Exchange(), set(names(40)[10:])
     rosters = Rosters(cast(Any, exchange), cast(Any, links), epoch=1, passes_on=lambda peer: peer not in strangers)
@@ -321,6 +370,46 @@ def test_nobody_gets_a_chunk_through_a_stranger_but_strangers(proven: int, stran
     silent.dead = strangers
     silent.run("p0")
     assert silent.holders == set(names(proven))
+
+
+@pytest.mark.parametrize("sites", [{"A": 10, "B": 3, "C": 3}, {"": 37}])
+def test_no_duty_of_a_stranger_names_a_group_of_others(sites: dict[str, int]) -> None:
+    grid = Grid({f"p{site}{n}": site for site, count in sites.items() for n in range(count)})
+    proven = list(grid)
+    for number in range(30):
+        grid.add(f"s{number}", stranger=True)
+    for first in proven:
+        places = grid.places(first)
+        assert places is not None
+        session = Session(me=first, source="source", now=0.0, places=places)
+        session.learn([0], 0.0)
+        for other in grid.links(first):
+            session.join(other, (), 0.0)
+        session.hold(0, "source", duty=EVERYWHERE, now=0.0)
+        while (push := session.next(grid.links(first), 0.0)) is not None:
+            if push.peer not in proven and push.duty:
+                assert set(groups_of(push.duty, len(places.sites))) <= places.strangers
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_an_errand_to_groups_that_are_gone_ends_nothing(linked: bool) -> None:
+    grid = Grid(["p0", "p1"])
+    for number in range(60):
+        grid.add(f"s{number}", stranger=True)
+    session = Session(me="p0", source="source", now=0.0, places=grid.places("p0"))
+    session.learn(range(4), 0.0)
+    for other in grid.links("p0") if linked else ["p1"]:
+        session.join(other, (), 0.0)
+    session.peer_has("p1", [0], 0.05)
+    session.hold(0, "source", duty=EVERYWHERE, now=0.1)
+    entry = next((push.peer for _ in range(9) if (push := session.next(session.peers(), 0.2)) and push.duty), "s1")
+    for number in range(60):
+        if f"s{number}" != entry and number > 2:
+            grid.remove(f"s{number}")
+    session.arrange(grid.places("p0"))
+    session.leave(entry, 0.9)
+    again = session.next(session.peers(), 1.0)
+    assert again is None or not linked or again.peer != entry
 
 
 @pytest.mark.parametrize("gone", [0, 1, 5])

@@ -107,6 +107,76 @@ def test_a_proven_node_asks_a_stranger_for_a_chunk_when_nobody_else_can_be_asked
     assert "p1" in asked and asked & set(STRANGERS) and asked <= {"p1", *STRANGERS}
 
 
+@pytest.mark.parametrize("catching", [False, True])
+@pytest.mark.parametrize("proven", [["p0"], PROVEN])
+def test_a_stranger_that_sends_a_chunk_now_and_then_keeps_nobody_from_asking_the_source(
+    proven: list[str], catching: bool
+) -> None:
+    grid = Grid(proven)
+    for peer in STRANGERS:
+        grid.add(peer, stranger=True)
+    session = Session(me="p0", source="source", now=0.0, places=grid.places("p0"), catching=catching)
+    session.join("source", range(CHUNKS), 0.0)
+    for peer in grid.links("p0"):
+        session.join(peer, (), 0.0)
+    session.learn(range(CHUNKS), 0.0)
+    now, trickled = 0.0, 0
+    while len(session.held) < CHUNKS:
+        now += 0.05
+        session.tick(now)
+        if now >= 0.5 * (trickled + 1):
+            trickled += 1
+            session.hold(max(set(range(CHUNKS)) - session.held), STRANGERS[0], duty=0, now=now)
+        for chunk in session.wants(now).get("source", []):
+            session.hold(chunk, "source", duty=0, now=now + 0.1)
+    assert now < 5.0 and trickled < CHUNKS / 2
+
+
+def test_lies_of_strangers_cost_a_proven_node_no_look() -> None:
+    """It would look through all that they say they have, in vain, many times a second."""
+    grid, chunks = grid_of(), 20_000
+    session = Session(me="p0", source="source", now=0.0, places=grid.places("p0"))
+    session.join("source", (), 0.0)
+    for peer in grid.links("p0"):
+        session.join(peer, (), 0.0)
+    session.learn(range(chunks), 0.0)
+    session.peer_has("s0", range(chunks), 0.0)
+    session.hold(0, "source", duty=0, now=0.1)  # the source is at work
+    assert session._pulls._candidates(source_quiet=False) == ()  # what is looked through cannot be seen from outside
+
+
+def test_strangers_are_fed_where_no_proven_peer_takes_part() -> None:
+    grid = grid_of()
+    session, places = source(grid)
+    for peer in PROVEN:
+        session.leave(peer, 0.5)
+    session.tick(1.0)
+    pushes = [push for _ in range(CHUNKS) if (push := session.next(STRANGERS, 1.0)) is not None]
+    assert {push.chunk for push in pushes} == set(range(CHUNKS))
+    assert {push.duty for push in pushes} == {duty_of(places.strangers)}
+
+
+def test_when_the_proven_have_left_lanes_take_strangers_in() -> None:
+    grid = Grid({"p0": "east", "p1": "east"})
+    for peer in STRANGERS[:10]:
+        grid.add(peer, stranger=True)
+    places = grid.source_places()
+    assert places is not None and not places.proven_mesh
+    session = Session(me="source", source=None, now=0.0, places=places, entrusts=lambda p: not grid.split or not grid.strange(p))
+    for peer in grid:
+        session.join(peer, (), 0.0)
+    session.learn(range(CHUNKS), 0.0)
+    for chunk in range(CHUNKS):
+        session.hold(chunk, None, duty=0, now=0.0)
+    for peer in ("p0", "p1"):
+        session.leave(peer, 0.5)
+        grid.remove(peer)
+    assert grid.source_places() is None
+    session.arrange(None)
+    session.tick(1.0)
+    assert session.next(STRANGERS[:10], 1.0) is not None
+
+
 @pytest.mark.parametrize("mesh", [False, True])
 def test_who_has_no_place_yet_distributes_nothing_while_there_are_strangers(mesh: bool) -> None:
     grid = Grid([f"p{i}" for i in range(3 if mesh else 40)])

@@ -89,6 +89,13 @@ def test_strangers_are_served_last_also_of_older_versions_but_not_never() -> Non
     assert {order[n][0] for n in strange} == {1}, "the older version first among them"
 
 
+def test_strangers_turn_comes_before_the_others_of_all_versions() -> None:
+    core = Core(serving(1, {"a": 99, "s": 0}, "s"), serving(2, {"a": 0, "s": 9}, "s"))
+    enter(core, "as")
+    order = order_of(core, 2 * OUTSIDE)
+    assert [n for n, one in enumerate(order) if one == (2, "s")] == [OUTSIDE - 1, 2 * OUTSIDE - 1]
+
+
 def test_what_nobody_else_can_take_goes_to_strangers() -> None:
     core = Core(serving(1, {"a": 0, "s": 5}, "s"), serving(2, {"a": 2, "s": 5}, "s"))
     enter(core, "as")

@@ -186,6 +186,7 @@ def test_who_is_linked_with_few() -> None:
     members = "abcde"
     assert mostly_apart(members, [("a", "b"), ("b", "a"), ("a", "c")]) == frozenset()
     assert mostly_apart(members, [("a", "b"), ("a", "c"), ("a", "d"), ("x", "e")]) == {"a"}
+    assert not mostly_apart(members, [("a", "b"), ("a", "x"), ("a", "y"), ("a", "z")]), "who is no member says nothing"
 
 
 def test_rows_that_make_no_sense_are_left_out() -> None:

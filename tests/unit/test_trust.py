@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from learner.admission.head_door import HeadDoor
 from learner.admission.issuing import own_ticket
 from learner.admission.peers_file import PeersFile
-from learner.head.trust import KEEP_S, Trust
+from learner.head.trust import APART_S, KEEP_S, Trust
 from learner.standing.standing import STRANGER_DOUBTS, StandingRules
 from p2p.errors import Refusal
 from tests.support.harness import identity
@@ -66,3 +68,23 @@ def test_whose_word_counts(tmp_path: Path) -> None:
         assert trust.credible(PEER)  # nobody proven is there, and it has delivered something
         trust.ended(PEER, 6)
         assert trust.standing.proven(PEER) and trust.credible(PEER)
+
+
+def test_strangers_pass_nothing_on_while_a_proven_node_is_there_though_it_takes_no_work_for_a_moment() -> None:
+    clock, nodes = [1000.0], dict[str, Any]()
+    trust = Trust(StandingRules(trusted=frozenset({PEER})), nodes, wall=lambda: clock[0], expel=lambda peer, why: None)
+
+    def passes_on(*, able: bool) -> bool:
+        trust.limits(lambda peer: 0, lambda node: able)
+        assert trust.passes_on(PEER)
+        return trust.passes_on("a stranger")
+
+    assert passes_on(able=True), "nobody else is there"
+    nodes[PEER] = SimpleNamespace(capacity=8)
+    assert passes_on(able=False) and not passes_on(able=True)
+    assert not passes_on(able=False), "between two versions"
+    clock[0] += APART_S + 1
+    assert passes_on(able=False), "it sleeps"
+    assert not passes_on(able=True)
+    del nodes[PEER]
+    assert passes_on(able=True), "it left"
