@@ -28,6 +28,7 @@ class ScoringProcess:
     def __init__(self, module: str, environment: Mapping[str, str], *, own_folder: bool) -> None:
         self._folder = tempfile.mkdtemp(prefix="shoal-score-") if own_folder else None
         self._said: IO[bytes] = tempfile.TemporaryFile()
+        self._closing = threading.Lock()
         ours, theirs = socket.socketpair()
         self._sock = ours
         with theirs:
@@ -77,7 +78,8 @@ class ScoringProcess:
         except OSError:
             pass  # gone already
         self._sock.close()
-        self._said.close()
+        with self._closing:  # a file that two threads close at once says that it is closed
+            self._said.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
