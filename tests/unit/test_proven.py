@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -22,16 +23,23 @@ def grid_of() -> Grid:
     return grid
 
 
-def source(grid: Grid) -> tuple[Session, PeerPlaces]:
+def filled(grid: Grid, strange: Callable[[str], bool], peers: Iterable[str]) -> tuple[Session, PeerPlaces]:
+    """A source that has all chunks, and peers that have none."""
     places = grid.source_places()
-    assert places is not None and places.proven_mesh
-    session = Session(me="source", source=None, now=0.0, places=places, entrusts=lambda p: not grid.strange(p))
-    for peer in grid:
+    assert places is not None
+    session = Session(me="source", source=None, now=0.0, places=places, entrusts=lambda peer: not strange(peer))
+    for peer in peers:
         session.join(peer, (), 0.0)
     session.learn(range(CHUNKS), 0.0)
     for chunk in range(CHUNKS):
         session.hold(chunk, None, duty=0, now=0.0)
     session.close(CHUNKS)
+    return session, places
+
+
+def source(grid: Grid) -> tuple[Session, PeerPlaces]:
+    session, places = filled(grid, grid.strange, grid)
+    assert places.proven_mesh
     return session, places
 
 
@@ -160,14 +168,8 @@ def test_when_the_proven_have_left_lanes_take_strangers_in() -> None:
     grid = Grid({"p0": "east", "p1": "east"})
     for peer in STRANGERS[:10]:
         grid.add(peer, stranger=True)
-    places = grid.source_places()
-    assert places is not None and not places.proven_mesh
-    session = Session(me="source", source=None, now=0.0, places=places, entrusts=lambda p: not grid.split or not grid.strange(p))
-    for peer in grid:
-        session.join(peer, (), 0.0)
-    session.learn(range(CHUNKS), 0.0)
-    for chunk in range(CHUNKS):
-        session.hold(chunk, None, duty=0, now=0.0)
+    session, places = filled(grid, lambda peer: grid.split and grid.strange(peer), grid)
+    assert not places.proven_mesh
     for peer in ("p0", "p1"):
         session.leave(peer, 0.5)
         grid.remove(peer)
@@ -181,17 +183,9 @@ def test_when_the_proven_have_left_lanes_take_strangers_in() -> None:
 def test_who_has_no_place_yet_distributes_nothing_while_there_are_strangers(mesh: bool) -> None:
     grid = Grid([f"p{i}" for i in range(3 if mesh else 40)])
     grid.add("s0", stranger=True)
-    places = grid.source_places()
-    assert places is not None and places.proven_mesh == mesh
     strangers = {"s0", "new"}
-    session = Session(me="source", source=None, now=0.0, places=places, entrusts=lambda p: p not in strangers)
-    session.join("new", (), 0.0)
-    for peer in grid:
-        session.join(peer, (), 0.0)
-    session.learn(range(CHUNKS), 0.0)
-    for chunk in range(CHUNKS):
-        session.hold(chunk, None, duty=0, now=0.0)
-    session.close(CHUNKS)
+    session, places = filled(grid, strangers.__contains__, ["new", *grid])
+    assert places.proven_mesh == mesh
     session.tick(1.0)
     assert session.next(["new"], 1.0) is None and session.next(["p0"], 1.0) is not None
     strangers.discard("new")
