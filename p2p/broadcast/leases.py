@@ -165,17 +165,21 @@ class Pulls:
     def join(self, peer: str, has: ChunkSet) -> None:
         """`has` is shared with the session, which keeps it up to date."""
         near = self._places is None or self._places.near(peer)
-        self._suppliers[peer] = _Supplier(peer, has, near, self._places is not None and peer in self._places.outside)
-        self._count()
+        supplier = _Supplier(peer, has, near, self._places is not None and peer in self._places.outside)
+        self._suppliers[peer] = supplier
+        self._add(supplier)
+
+    def _add(self, supplier: _Supplier) -> None:
+        if supplier.strange:
+            self._strange_bits |= supplier.has.bits
+        else:
+            self._inside += 1
+            self._somewhere |= supplier.has.bits
 
     def _count(self) -> None:
         self._inside = self._somewhere = self._strange_bits = 0
         for supplier in self._suppliers.values():
-            if supplier.strange:
-                self._strange_bits |= supplier.has.bits
-            else:
-                self._inside += 1
-                self._somewhere |= supplier.has.bits
+            self._add(supplier)
 
     def leave(self, peer: str) -> None:
         """`peer` is gone: its leases end, and what it announced first is awaited from nobody."""

@@ -55,8 +55,9 @@ class Rosters:
     def review(self) -> None:
         """Place those anew who are strangers no more, or again; to be called by a timer, before `flush`."""
         for peer in [p for p in self.grid if p in self._links]:
-            if self.passes_on(peer) == self.grid.strange(peer):
-                self.grid.add(peer, self._links[peer].site, stranger=not self.passes_on(peer))
+            stranger = not self.passes_on(peer)
+            if stranger != self.grid.strange(peer):
+                self.grid.add(peer, self._links[peer].site, stranger=stranger)
                 self._stale = True
 
     def entrusts(self, peer: str) -> bool:

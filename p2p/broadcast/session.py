@@ -39,8 +39,6 @@ RESEND_AFTER_S, RESEND_MAX_S = 2 * LEASE_S, 16 * LEASE_S
 """From one time that a chunk is handed again to a peer that had it from us already, to the next: doubled each time up to
 the second. A peer that loses a chunk so often uses up our uplink, but its disk may have room again some day."""
 
-
-
 @dataclass(slots=True)
 class _Peer:
     name: str
@@ -109,7 +107,9 @@ class Session:
         self.lagging: set[str] = set()
         """peers that fell behind the others, or that nothing is entrusted to: leaves, for as long as that lasts"""
         self._entrusts = entrusts
-        self.outside: Collection[str] = () if places is None else places.outside
+        self._strangers = set[str]()
+        """at the source, those to whom nothing is entrusted"""
+        self.outside: Collection[str] = self._strangers if entrusts is not None or places is None else places.outside
         """strangers, who are served after the others"""
         self._laggards = Laggards()
         self._pulls = Pulls(source, now, places)
@@ -161,7 +161,7 @@ class Session:
             self._pulls.join(peer, entry.has)
             if self._entrusts is not None and not self._entrusts(peer):
                 self.lagging.add(peer)
-                self.outside = {*self.outside, peer}
+                self._strangers.add(peer)
             self._policy.joined(peer, now)
         if have:
             self.peer_has(peer, have, now)
@@ -324,7 +324,7 @@ class Session:
     def _see_who_lags(self, now: float) -> None:
         held = {p.name: len(p.has) for p in self._peers.values() if p.name != self.source}
         if self._entrusts is not None:
-            self.outside = {peer for peer in held if not self._entrusts(peer)}
+            self.outside = self._strangers = {peer for peer in held if not self._entrusts(peer)}
         inside = {peer: count for peer, count in held.items() if peer not in self.outside}
         self.lagging = self._laggards.among(inside, now).union(self.outside)
 

@@ -18,7 +18,7 @@ from p2p.limits import PROTOCOL_VERSION
 from p2p.membership.admission import read_ticket
 from p2p.protocol.join import Hello, Rejection, Welcome
 from p2p.version import Version
-from tests.support.harness import RUN, WALL, SwarmUnderTest, make_state, open_swarm, wall
+from tests.support.harness import RUN, WALL, SwarmUnderTest, hours_pass, make_state, open_swarm
 from tests.support.nightly import NIGHTLY
 from tests.support.rogue import greet
 
@@ -65,8 +65,7 @@ async def test_new_identities_beyond_the_rate_of_a_ticket(tmp_path, autojump_clo
             assert cpu < 0.05 * ATTEMPTS, f"{cpu / ATTEMPTS:.3f} s of the processor an attempt"
             # Hours later: never more than the ticket may bring in all.
             for _ in range(4):
-                wall.ahead_s += 3700
-                await trio.sleep(10)
+                await hours_pass(3700, waited=10)
                 for _ in range(20):
                     await come(swarm, Identity.generate(), leaked, bulk=False)
             assert command.brought("id-leaked") == USES

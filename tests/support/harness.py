@@ -45,6 +45,7 @@ from p2p.weights.state import FlatState
 from p2p.weights.store import ChunkStore
 from tests.support.inline_engine import InlineEngine, open_inline_engine
 from tests.support.memory_network import MemoryNetwork, MemorySwitch
+from tests.support.nightly import NIGHTLY
 
 RUN = "run-under-test"
 WALL = 1_800_000_000.0
@@ -192,13 +193,20 @@ class _WallClock:
     """Seconds since 1970, as all hosts of a swarm under test have them."""
 
     ahead_s = 0.0
-    """Hours can pass at once, for what goes by the date alone: those of a whole swarm on the mock clock take a minute each."""
+    """seconds that passed at once: an hour of a whole swarm on the mock clock takes half a minute"""
 
     def __call__(self) -> float:
         return WALL + trio.current_time() + self.ahead_s
 
 
 wall = _WallClock()
+
+
+async def hours_pass(seconds: float, waited: float) -> None:
+    """For what goes by the date alone: of so many seconds the swarm lives through the last few, and nightly through all."""
+    if not NIGHTLY:
+        wall.ahead_s += seconds - waited
+    await trio.sleep(seconds if NIGHTLY else waited)
 
 
 @dataclass

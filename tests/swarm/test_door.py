@@ -19,7 +19,7 @@ from p2p.membership.peering import RENEW_CHECK_S
 from p2p.swarm import FollowerRole, Swarm, SwarmOwner
 from p2p.version import Version
 from p2p.weights.store import ChunkStore
-from tests.support.harness import RUN, WALL, SwarmUnderTest, identity, make_state, open_swarm, wall
+from tests.support.harness import RUN, WALL, SwarmUnderTest, hours_pass, identity, make_state, open_swarm, wall
 
 SOON_S = 2.5
 """Seconds within which what a command did has its effect on links."""
@@ -139,8 +139,7 @@ async def test_uses_and_rates_hold_at_a_live_head(tmp_path, autojump_clock) -> N
         assert pair[0].here
         first, second = await house.follow(slow), await house.follow(slow)
         assert first.here and not second.here and not second.refused
-        wall.ahead_s += 3700
-        await trio.sleep(120)
+        await hours_pass(3700, waited=120)
         assert second.here  # an hour later there is room, and it never stopped asking
 
 
@@ -148,8 +147,7 @@ async def test_a_ticket_that_expired_keeps_nobody_out_who_is_in(tmp_path, autoju
     async with open_house(tmp_path) as house:
         ticket = house.ticket("day", expires=int(wall()) + 3600)
         one = await house.follow(ticket)
-        wall.ahead_s += 7200
-        await trio.sleep(RENEW_CHECK_S + 10)
+        await hours_pass(7200, waited=RENEW_CHECK_S + 10)
         assert one.here
         await house.swarm.head.swarm.peering.close(one.peer, "a fault of the line")
         await trio.sleep(5)

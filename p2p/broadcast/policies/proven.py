@@ -23,6 +23,7 @@ class ProvenSeeding(Policy):
         self._placed_by = session.places
         self._feed = StrangerFeed(session)
         self._held: list[int] = []
+        """chunks that strangers do not wait for yet"""
 
     def joined(self, peer: str, now: float) -> None:
         """Seed through `peer`, unless it is a stranger."""
@@ -63,6 +64,7 @@ class ProvenSeeding(Policy):
         if not self._proven:  # none takes part: they may be asleep, or about to leave
             for chunk in self._held:
                 self._feed.wait(chunk)
+            self._held.clear()
 
     def grants(self, chunk: int, now: float) -> bool:
         """As among the proven alone."""
