@@ -18,6 +18,7 @@ from learner.trainer.adapter.adapted import AdaptedModel
 from learner.trainer.model import named_state
 from learner.trainer.settings import LoraSection
 from p2p.errors import Refusal, UsageError
+from p2p.gpu_attention import without_plans_by_shape
 from p2p.layout import Layout
 from p2p.weights.state import FlatState
 
@@ -82,6 +83,7 @@ def empty_model(folder: Path, dtype: torch.dtype, device: torch.device) -> nn.Mo
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
+    without_plans_by_shape()
     try:
         config: Any = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         with torch.device(device), no_init_weights():

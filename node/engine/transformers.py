@@ -37,6 +37,7 @@ from node.engine.settings import TransformersSettings
 from node.engine.slots import SlotCore
 from p2p.errors import Refusal
 from p2p.few_sizes import filled_up, multiple_on
+from p2p.gpu_attention import without_plans_by_shape
 from p2p.protocol.rollout import Generate, TokenEvent
 
 
@@ -67,6 +68,7 @@ class TransformersCore(SlotCore):
         if use_cuda and not torch.cuda.is_available():
             raise Refusal("the engine is set to cuda and torch sees no CUDA device")
         device = torch.device("cuda" if use_cuda else "cpu")
+        without_plans_by_shape()
         dtype = getattr(torch, compute_dtype(state, settings.dtype, on_cpu=not use_cuda))
         config = load_config(model_dir, settings.max_context)
         check_size(config, state.layout, settings.attention)

@@ -19,6 +19,7 @@ from learner.trainer.forward.layout import RowTokens, packed
 from learner.trainer.forward.vocabulary import LogitForm, TokenLogprobs, token_logprobs
 from learner.trainer.model import completion_logprobs
 from p2p.few_sizes import multiple_on, rounded_up
+from p2p.gpu_attention import without_plans_by_shape
 from p2p.processes import give_back_what_is_freed
 
 log = logging.getLogger("shoal.trainer")
@@ -53,6 +54,7 @@ class TokenForward:
         logits, when most is held: holes between what layers keep were up to a quarter of a step's memory there."""
         self.model, self._share, self._bfloat16 = model, share_prompts, bfloat16
         self._give_back = give_back_what_is_freed if give_back else _keep
+        without_plans_by_shape()
         computed = {(p.device.type, "bfloat16" if bfloat16 else str(p.dtype)) for p in model.parameters()}
         self.multiple = max(multiple_on(*one) for one in computed)
         """tokens of whose multiples forwards are"""

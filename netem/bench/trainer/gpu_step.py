@@ -31,7 +31,7 @@ from netem.bench.trainer.either_tree import as_groups, make_rows
 from netem.bench.trainer.one_step import NoHead, Peaks
 
 
-class Watch:
+class MomentPeaks:
     """Most memory on the device and on the host, and seconds, by moment."""
 
     def __init__(self, device: torch.device) -> None:
@@ -72,7 +72,7 @@ def main() -> int:
     device = torch.device(told["device"])
     torch.manual_seed(0)
     torch.zeros(64, 64, device=device) @ torch.zeros(64, 64, device=device)
-    watch = Watch(device)
+    watch = MomentPeaks(device)
     with tempfile.TemporaryDirectory(dir=told["folder"]) as where:
         config = TrainerConfig(model="", checkpoint_dir=where, device=told["device"], **told["settings"])
         trained = open_random(told["shape"], device, config)

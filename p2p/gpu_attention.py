@@ -1,0 +1,17 @@
+"""Which kernels compute attention on a GPU, where no two calls have the same lengths. Must not know models; imports torch only
+when it is asked.
+
+On Hopper and newer torch may choose cuDNN's attention, which makes a plan for each new shape: some tenths of a second, forward
+and backward each. Forwards of rows as they come, prompts and growing completions nearly always have a new one: 0.5B trained at
+6,000 tokens a second on an H100 (bench/trainer.md). Torch's other kernels, flash attention and the memory-efficient one, are
+compiled once for all lengths.
+"""
+
+from __future__ import annotations
+
+
+def without_plans_by_shape() -> None:
+    """Of this process, from here on: no cuDNN attention. Where there is no GPU it changes nothing."""
+    import torch
+
+    torch.backends.cuda.enable_cudnn_sdp(False)
