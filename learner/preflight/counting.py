@@ -22,7 +22,7 @@ def count_costs(folder: Path, trainer: TrainerSection, *, gpu: bool) -> ModelCos
     imported. NotCounted where that fails."""
     asked = {
         "model": str(folder), "tokens": trainer.micro_batch_tokens, "checkpointing": trainer.activation_checkpointing,
-        "bfloat16": trainer.compute_dtype == "bfloat16" or (trainer.compute_dtype == "auto" and gpu),
+        "bfloat16": trainer.compute_dtype == "bfloat16" or (trainer.compute_dtype == "auto" and gpu), "gpu": gpu,
     }  # fmt: skip
     try:
         told = subprocess.run(

@@ -13,8 +13,8 @@ from learner.config import LearnerConfig
 from learner.preflight.facts import ModelShape
 from learner.trainer.forecast.facts import ModelCosts
 from learner.trainer.forecast.forecast import COPY, MemoryForecast, TrainingPlan, forecast
+from learner.trainer.logit_chunks import chunk_on
 from learner.trainer.optimizers.kinds import FLOAT32
-from learner.trainer.settings import CHUNK_TOKENS, LOGITS_CHUNK_BYTES
 
 SERVED_BYTES = {"bfloat16": 2, "float32": 4}
 """Bytes a parameter of a published version, by `trainer.served_dtype`."""
@@ -127,7 +127,8 @@ def memory_needs(config: LearnerConfig, model: ModelShape, *, gpu: bool) -> Memo
     """What our trainer needs with these settings. `gpu`: it runs on a device with memory of its own."""
     trainer = config.trainer
     found = memory_forecast(config, plain_costs(config, model, gpu=gpu), gpu=gpu)
-    logits = 4 * model.vocabulary * min(CHUNK_TOKENS, max(trainer.micro_batch_tokens, config.rollout.max_new_tokens))
+    most = max(trainer.micro_batch_tokens, config.rollout.max_new_tokens)
+    logits = chunk_on("cuda" if gpu else "cpu").bytes_of(model.vocabulary, most)
     # What is there in every step, whatever the activations are. Of a checkpoint that is written beside training, only what the
     # disk has not yet is copied: that may be nothing.
     device, host = (
@@ -135,7 +136,7 @@ def memory_needs(config: LearnerConfig, model: ModelShape, *, gpu: bool) -> Memo
         for place in ("device", "host")
     )
     each = device / model.parameters if model.parameters else 0
-    return MemoryNeeds(device, host, LOGITS_BLOCKS * min(logits, LOGITS_CHUNK_BYTES), each)
+    return MemoryNeeds(device, host, LOGITS_BLOCKS * logits, each)
 
 
 def disk_needs(config: LearnerConfig, model: ModelShape) -> DiskNeeds:

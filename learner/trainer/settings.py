@@ -31,15 +31,6 @@ Baseline = Literal["mean", "others"]
 Scale = Literal["group", "batch", "nothing"]
 """What advantages are divided by: see `TrainerSection.scale_advantages`."""
 
-LOGITS_CHUNK_BYTES = 64 << 20
-"""Bytes of one chunk's logits in float32: the trainer never has more tokens' at once. Two such blocks exist at a time, and two
-more for a moment in the backward of a model with a softcap."""
-
-CHUNK_TOKENS = 256
-"""Tokens of a chunk, at most: on a processor more bring nothing, and of a small vocabulary so many tokens' logits fit into a
-cache. Of 2,358 tokens and 8,192 words the logits took 144 ms, forward and backward, in place of 220 (bench/trainer.md). On a
-GPU, where a vocabulary below 65,536 words could have more, it was not measured."""
-
 CHECKPOINT_FROM = 100_000_000
 """Parameters from which `activation_checkpointing = "auto"` is on: below, activations are small beside everything else."""
 

@@ -29,7 +29,7 @@ from learner.trainer.forecast.sizes import QWEN_SIZES, SHAPES, shape_config
 from learner.trainer.forecast.words import line, table, what_helps
 from learner.trainer.forward.forward import TokenForward
 from learner.trainer.forward.layout import RowTokens
-from learner.trainer.settings import LOGITS_CHUNK_BYTES
+from learner.trainer.logit_chunks import ON_PROCESSOR
 from p2p.errors import UsageError
 
 GIB = 1 << 30
@@ -160,4 +160,4 @@ def test_nothing_of_tokens_times_vocabulary_is_ever_made() -> None:
         with LiveBytes([*model.parameters()]) as live:
             forward([RowTokens((0,), tuple(range(tokens)))]).logprobs.sum().backward()
     largest = torch.Size(live.largest({tuple(p.shape) for p in model.parameters()})).numel()
-    assert 0 < largest <= LOGITS_CHUNK_BYTES / 4 < tokens * size / 10
+    assert 0 < largest <= ON_PROCESSOR.size / 4 < tokens * size / 10

@@ -33,6 +33,7 @@ from learner.trainer.forward.forward import TokenForward, can_checkpoint
 from learner.trainer.forward.layout import RowTokens, packed, packed_tokens
 from learner.trainer.forward.saved import layers_to_keep, saved_bytes
 from learner.trainer.forward.vocabulary import LogitForm, token_logprobs
+from learner.trainer.logit_chunks import LogitChunk
 from learner.trainer.settings import TrainerConfig
 from learner.trajectory import Gap
 from p2p.errors import UsageError
@@ -230,7 +231,7 @@ def test_chunks_of_the_vocabulary_change_nothing(form: LogitForm, chunk: int) ->
     x = (form.softcap * torch.tanh(x / form.softcap) if form.softcap else x) / form.temperature
     log_p = torch.log_softmax(x, 1)
     plain = (log_p[torch.arange(7), targets], -(log_p.exp() * log_p).sum(1))
-    found = token_logprobs(hidden, weight, bias, targets, form, chunk_bytes=chunk)
+    found = token_logprobs(hidden, weight, bias, targets, form, chunk=LogitChunk(chunk, 256))
     torch.testing.assert_close(tuple(found), plain, rtol=1e-5, atol=1e-5)
     for a, b in zip(
         torch.autograd.grad((found.logprobs * w + found.entropy * u).sum(), (hidden, weight, bias)),

@@ -16,8 +16,8 @@ from learner.preflight.needs import disk_needs, memory_forecast, memory_needs, p
 from learner.section import Finding
 from learner.trainer.checkpoints.forms import TENSORS, check_devices
 from learner.trainer.forecast.forecast import COPY, LIBRARIES_BYTES
+from learner.trainer.logit_chunks import ON_GPU, ON_PROCESSOR
 from learner.trainer.optimizers.kinds import check_package
-from learner.trainer.settings import CHUNK_TOKENS, LOGITS_CHUNK_BYTES
 from p2p.errors import UsageError
 
 GIB = 2**30
@@ -180,12 +180,13 @@ def test_a_model_with_more_parts_is_never_too_large() -> None:
 def test_logits_take_no_more_than_their_chunks() -> None:
     """However many tokens a forward pass has; fewer tokens than a chunk's take less."""
     few, many = ({"micro_batch_tokens": tokens} for tokens in (64, 100_000))
-    assert memory_needs(settings(trainer=many), SMALL, gpu=True).logits == 2 * LOGITS_CHUNK_BYTES
+    assert memory_needs(settings(trainer=many), SMALL, gpu=True).logits == 2 * ON_GPU.size
+    assert memory_needs(settings(trainer=many), SMALL, gpu=False).logits == 2 * ON_PROCESSOR.size
     small = memory_needs(settings(trainer=few, rollout={"max_new_tokens": 32}), SMALL, gpu=True)
-    assert small.logits == 8 * SMALL.vocabulary * 64 < 2 * LOGITS_CHUNK_BYTES
-    assert "128 MiB for logits" in notes(trainer=many)
+    assert small.logits == 8 * SMALL.vocabulary * 64 < 2 * ON_PROCESSOR.size
+    assert "1.25 GiB for logits" in notes(trainer=many)
     words = replace(SMALL, vocabulary=1000)
-    assert memory_needs(settings(trainer=many), words, gpu=True).logits == 8 * 1000 * CHUNK_TOKENS
+    assert memory_needs(settings(trainer=many), words, gpu=True).logits == 8 * 1000 * ON_GPU.tokens
 
 
 def test_memory_that_is_tight_or_in_use_is_a_note() -> None:

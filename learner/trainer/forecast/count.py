@@ -22,6 +22,7 @@ from learner.trainer.forecast.live import LiveBytes
 from learner.trainer.forward.forward import TokenForward, can_checkpoint
 from learner.trainer.forward.layout import RowTokens
 from learner.trainer.forward.saved import layer_bytes
+from learner.trainer.logit_chunks import LogitChunk, chunk_on
 from learner.trainer.settings import CHECKPOINT_FROM
 
 FEW, MORE = 3, 4
@@ -29,11 +30,13 @@ FEW, MORE = 3, 4
 
 
 def count_model(
-    config: Any, tokens: int, *, checkpointing: str = "auto", bfloat16: bool = False,
+    config: Any, tokens: int, *, checkpointing: str = "auto", bfloat16: bool = False, gpu: bool = False,
     adapt: Callable[[nn.Module], nn.Module] = lambda model: model,
 ) -> ModelCosts:  # fmt: skip
     """Of a model by transformers' configuration, with passes of `tokens` tokens. `adapt` makes what is trained of the model (an
-    adapter on it, for instance); parameters that need no gradient are not trained. `checkpointing`, as the setting."""
+    adapter on it, for instance); parameters that need no gradient are not trained. `checkpointing`, as the setting. `gpu`: as
+    on a GPU, where logits of more tokens exist at once."""
+    how = _How(bfloat16, chunk_on("cuda" if gpu else "cpu"))
     with FakeTensorMode():
         whole = adapt(_build(config))
         parameters = sum(p.numel() for p in whole.parameters())
@@ -49,11 +52,11 @@ def count_model(
     try:
         if layers > MORE:
             few, more = (
-                _pass(adapt, _shallower(config, count), tokens, checkpoint=checkpoint, bfloat16=bfloat16) for count in (FEW, MORE)
+                _pass(adapt, _shallower(config, count), tokens, checkpoint=checkpoint, how=how) for count in (FEW, MORE)
             )
             found, layer = few.peak + (layers - FEW) * (more.peak - few.peak), more.layer
         else:
-            found, layer = _pass(adapt, config, tokens, checkpoint=checkpoint, bfloat16=bfloat16)
+            found, layer = _pass(adapt, config, tokens, checkpoint=checkpoint, how=how)
     except Exception as error:  # any architecture may do what cannot be done without values: then it is not known
         why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
     return ModelCosts(
@@ -80,6 +83,11 @@ def _shallower(config: Any, layers: int) -> Any:
     return config
 
 
+class _How(NamedTuple):
+    bfloat16: bool
+    chunk: LogitChunk
+
+
 class _Pass(NamedTuple):
     peak: int
     """most bytes at once, beside weights and gradients"""
@@ -87,12 +95,12 @@ class _Pass(NamedTuple):
     """bytes that a layer takes more when it is not run again in the backward; 0: none is"""
 
 
-def _pass(adapt: Callable[[nn.Module], nn.Module], config: Any, tokens: int, *, checkpoint: bool, bfloat16: bool) -> _Pass:
+def _pass(adapt: Callable[[nn.Module], nn.Module], config: Any, tokens: int, *, checkpoint: bool, how: _How) -> _Pass:
     """A forward and backward pass over one row. Two are run: gradients are there in the second, and what is added to them is
     counted."""
     with FakeTensorMode():
         model = adapt(_build(config))
-        forward = TokenForward(model, checkpoint_layers=checkpoint, bfloat16=bfloat16, try_it=False)
+        forward = TokenForward(model, checkpoint_layers=checkpoint, bfloat16=how.bfloat16, try_it=False, chunk=how.chunk)
         size = int(config.get_text_config().vocab_size)
         row = RowTokens((0,), tuple(i % size for i in range(tokens)))
         forward([row]).logprobs.sum().backward()

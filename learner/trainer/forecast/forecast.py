@@ -12,8 +12,9 @@ from typing import Literal
 
 from learner.trainer.forecast.facts import ModelCosts
 from learner.trainer.freed import APART_FROM
+from learner.trainer.logit_chunks import ON_PROCESSOR
 from learner.trainer.optimizers.kinds import BFLOAT16, FLOAT32, bytes_per_parameter
-from learner.trainer.settings import CHUNK_TOKENS, OptimizerName
+from learner.trainer.settings import OptimizerName
 from p2p.few_sizes import sizes_up_to
 
 KEEP_SHARE = 0.25
@@ -152,7 +153,7 @@ def forecast(costs: ModelCosts, plan: TrainingPlan) -> MemoryForecast:
     reference = BFLOAT16 if costs.bfloat16 and plan.ranks == 1 else FLOAT32
 
     rounded = passes if costs.bfloat16 and not own else 0
-    compiled = KERNELS_BYTES * (sizes_up_to(costs.tokens) + sizes_up_to(CHUNK_TOKENS))
+    compiled = KERNELS_BYTES * (sizes_up_to(costs.tokens) + sizes_up_to(ON_PROCESSOR.tokens))
     small = SMALL_HOLES_COMPILED if costs.bfloat16 else SMALL_HOLES
     holes = HOLES if costs.parameters >= APART_FROM else small
     activations = passes * (costs.activations + kept_layers(costs, plan) * costs.layer_bytes) if costs.activations else 0

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from learner.trainer.forward.attention import PLAN, plan, use_packed_attention
 from learner.trainer.forward.layout import RowTokens, packed
 from learner.trainer.forward.vocabulary import LogitForm, TokenLogprobs, token_logprobs
+from learner.trainer.logit_chunks import LogitChunk
 from learner.trainer.model import completion_logprobs
 from p2p.few_sizes import multiple_on, rounded_up
 from p2p.gpu_attention import without_plans_by_shape
@@ -46,13 +47,14 @@ class TokenForward:
 
     def __init__(
         self, model: nn.Module, *, share_prompts: bool = True, checkpoint_layers: bool = False, bfloat16: bool = False,
-        try_it: bool = True, give_back: bool = False,
+        try_it: bool = True, give_back: bool = False, chunk: LogitChunk | None = None,
     ) -> None:  # fmt: skip
         """`checkpoint_layers`: keep each layer's input alone for the backward, and run it again there. `bfloat16`: compute in it
         (autocast); log probabilities stay float32. `try_it` False: a model without values, of which it is not known whether it
         can be packed; it is taken for one that can. `give_back`: let the system have what is free before the
-        logits, when most is held: holes between what layers keep were up to a quarter of a step's memory there."""
-        self.model, self._share, self._bfloat16 = model, share_prompts, bfloat16
+        logits, when most is held: holes between what layers keep were up to a quarter of a step's memory there.
+        `chunk`: of how many tokens logits exist at once; None: what suits the device."""
+        self.model, self._share, self._bfloat16, self._chunk = model, share_prompts, bfloat16, chunk
         self._give_back = give_back_what_is_freed if give_back else _keep
         without_plans_by_shape()
         computed = {(p.device.type, "bfloat16" if bfloat16 else str(p.dtype)) for p in model.parameters()}
@@ -103,7 +105,7 @@ class TokenForward:
         fill = [0] * (rounded_up(count, self.multiple) - count)
         predicting = hidden.index_select(0, torch.tensor(laid.predicts + fill, device=device))
         targets, form = torch.tensor(laid.targets + fill, device=device), _form(self.model.config, temperature)
-        found = token_logprobs(predicting, head.weight, head.bias, targets, form, rounded=self._bfloat16)
+        found = token_logprobs(predicting, head.weight, head.bias, targets, form, chunk=self._chunk, rounded=self._bfloat16)
         return TokenLogprobs(found.logprobs[:count], found.entropy[:count]) if fill else found
 
     def _checkpoint_layers(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learner.trainer.settings import CHUNK_TOKENS, LOGITS_CHUNK_BYTES
+from learner.trainer.logit_chunks import LogitChunk, chunk_on
 from p2p.few_sizes import FEW_SIZES
 
 
@@ -53,14 +53,15 @@ class TokenLogprobs(NamedTuple):
 
 def token_logprobs(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, form: LogitForm, *,
-    chunk_bytes: int = LOGITS_CHUNK_BYTES, rounded: bool = False,
+    chunk: LogitChunk | None = None, rounded: bool = False,
 ) -> TokenLogprobs:  # fmt: skip
     """Log probability of `targets` (int64 [N]) and entropy (nats) under softmax of the logits of `hidden` [N, H], with gradients.
 
     `weight` [V, H] and `bias` [V] or None are the output projection's. `rounded`: products may round what they take, to bfloat16
-    on a processor and to TF32 on a GPU, and add it up in float32.
+    on a processor and to TF32 on a GPU, and add it up in float32. `chunk`: of how many tokens logits exist at once; None: what
+    suits the device.
     """
-    tokens = min(CHUNK_TOKENS, chunk_bytes // (4 * weight.shape[0]))
+    tokens = (chunk or chunk_on(hidden.device.type)).tokens_of(weight.shape[0])
     # What is rounded on a processor is compiled by size: with whole multiples here and there, a last chunk has few sizes.
     how = _How(form, max(1, tokens - tokens % FEW_SIZES if tokens > FEW_SIZES else tokens), rounded)
     return TokenLogprobs(*_ByChunks.apply(hidden, weight, bias, targets, how))

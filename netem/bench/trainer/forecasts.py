@@ -19,7 +19,7 @@ def forecast_sizes(names: list[str], tokens: int, ranks: int) -> dict[str, Any]:
     device, the host and the disk, by optimizer."""
     rows = []
     for name in names:
-        costs = count_model(shape_config(name), tokens, checkpointing="on", bfloat16=True)
+        costs = count_model(shape_config(name), tokens, checkpointing="on", bfloat16=True, gpu=True)
         for optimizer in OPTIMIZERS if ranks == 1 else OPTIMIZERS[:1]:
             plan = TrainingPlan(own_memory=True, optimizer=optimizer, ranks=ranks, states=3, copies=3, versions=3)
             found = forecast(costs, plan)

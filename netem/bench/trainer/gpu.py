@@ -116,7 +116,8 @@ def measure_on_gpu(case: GpuCase, folder: Path | None, *, device: str, alone: bo
         child.stdin.write(json.dumps({"folder": where, **told}))
         child.stdin.close()
         child.stdin = None  # `communicate` would close it again
-        costs = count_model(shape_config(case.shape), case.tokens, bfloat16=bfloat16)  # while it runs: both take their time
+        # While it runs: both take their time.
+        costs = count_model(shape_config(case.shape), case.tokens, bfloat16=bfloat16, gpu=device == "cuda")
         out, errors = child.communicate()
     if child.returncode:
         lines = [line for line in errors.strip().splitlines() if line.strip()] or ["no reason given"]
