@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from learner.trainer.forward.layout import LARGEST_MASK, PackedRows, Stretch
+from learner.trainer.forward.varlen import VarlenPlan
 from p2p.few_sizes import rounded_up
 
 NAME = "shoal_packed"
 """What `config._attn_implementation` says of a model that attends so. transformers makes no mask for a name it has none for."""
 
 PLAN = "shoal_plan"
-"""Keyword of the model's forward that carries an `AttentionPlan` to every layer."""
+"""Keyword of the model's forward that carries an `AttentionPlan` or a `VarlenPlan` to every layer."""
 
 
 BLOCK = 512
@@ -118,13 +119,15 @@ def packed_attention(
     """The signature and shapes of transformers' attention functions: [1, heads, L, D] in, [1, L, heads, D] out."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    found: AttentionPlan | None = kwargs.pop(PLAN, None)
+    found: AttentionPlan | VarlenPlan | None = kwargs.pop(PLAN, None)
     if found is None:
         out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return Attended(out)
     window = kwargs.pop("sliding_window", None)
     if window is None and _sees_less(module):
         raise NotImplementedError("a layer's window is in the model's own mask alone, which packed rows do without")
+    if isinstance(found, VarlenPlan):
+        return Attended(found.attend(query, key, value, window, kwargs.get("scaling")))
     kwargs.pop("is_causal", None)
     outs = list[Tensor]()
     for part in found.parts:
@@ -147,6 +150,11 @@ def packed_attention(
     if found.back is None:
         return Attended(outs[0][None])
     return Attended(torch.cat(outs).index_select(0, found.back)[None])
+
+
+def bucketed(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, device: torch.device) -> Tensor:
+    """Attention over a layout by its buckets, apart from a model: [1, heads, L, D] in, [1, L, heads, D] out."""
+    return packed_attention(module, query, key, value, None, **{PLAN: plan(rows, device)}).out
 
 
 def _behind(prefix: Tensor, ahead: int, own: Tensor) -> Tensor:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from learner.trainer.forward.attention import PLAN, plan, use_packed_attention
-from learner.trainer.forward.layout import RowTokens, packed
+from learner.trainer.forward.attention import PLAN, AttentionPlan, bucketed, plan, use_packed_attention
+from learner.trainer.forward.layout import PackedRows, RowTokens, packed
+from learner.trainer.forward.varlen import VarlenPlan, varlen_plan, works_on
 from learner.trainer.forward.vocabulary import LogitForm, TokenLogprobs, token_logprobs
 from learner.trainer.logit_chunks import LogitChunk
 from learner.trainer.model import completion_logprobs
@@ -60,6 +61,8 @@ class TokenForward:
         computed = {(p.device.type, "bfloat16" if bfloat16 else str(p.dtype)) for p in model.parameters()}
         self.multiple = max(multiple_on(*one) for one in computed)
         """tokens of whose multiples forwards are"""
+        self.varlen = False
+        """a layer's attention is one call for all rows"""
         self.reason = self._why_padded() if try_it else ""
         """why rows are padded; "" where they are packed"""
         if hasattr(model, INSIDE):
@@ -68,6 +71,8 @@ class TokenForward:
             log.warning("forwards are padded, with all logits at once, and take more memory: %s", self.reason)
         if not try_it:
             use_packed_attention(model)
+        if try_it and not self.reason:
+            self._try_varlen()
         self.layers = 0
         """layers of which the input alone is kept for the backward, as far as `kept` does not say otherwise"""
         self.kept = 0
@@ -98,7 +103,7 @@ class TokenForward:
                 input_ids=torch.tensor([laid.ids], device=device),
                 position_ids=torch.tensor([laid.positions], device=device),
                 use_cache=False,
-                **{PLAN: plan(laid, device)},
+                **{PLAN: self._plan(laid, device)},
             ).last_hidden_state[0]
         self._give_back()
         count = len(laid.predicts)
@@ -107,6 +112,38 @@ class TokenForward:
         targets, form = torch.tensor(laid.targets + fill, device=device), _form(self.model.config, temperature)
         found = token_logprobs(predicting, head.weight, head.bias, targets, form, chunk=self._chunk, rounded=self._bfloat16)
         return TokenLogprobs(found.logprobs[:count], found.entropy[:count]) if fill else found
+
+    def _plan(self, laid: PackedRows, device: torch.device) -> AttentionPlan | VarlenPlan:
+        return varlen_plan(laid, device) if self.varlen else plan(laid, device)
+
+    def _try_varlen(self) -> None:
+        """One call a layer, on a GPU in bfloat16, which is what its kernel computes in; if it gives what the buckets give."""
+        device = next(self.model.parameters()).device
+        if device.type != "cuda" or not self._bfloat16:
+            return
+        why = works_on(device, self.model.config.get_text_config(), bucketed)
+        why = why or self._why_not_varlen()
+        if why:
+            log.warning("attention is computed by groups of like lengths, which is slower: %s", why)
+        self.varlen = not why
+
+    @torch.no_grad()
+    def _why_not_varlen(self) -> str:
+        """ "" when the model itself gives the same log probabilities."""
+        found = list[Tensor]()
+        try:
+            for self.varlen in (False, True):
+                found.append(self._packed(self._some_rows(), 1.0).logprobs)
+        except (AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+            return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        apart = float((found[0] - found[1]).abs().mean())
+        return "" if apart < SAME_IN_BFLOAT16 else f"log probabilities are {apart:.3g} nats off"
+
+    def _some_rows(self) -> list[RowTokens]:
+        """With a prompt that two of them share."""
+        size = min(int(self.model.config.get_text_config().vocab_size), 97)
+        ids = tuple(7 * i % size for i in range(12))
+        return [RowTokens(ids[:3], ids[3:8]), RowTokens(ids[:3], ids[4:6]), RowTokens(ids[2:4], ids[5:])]
 
     def _checkpoint_layers(self) -> None:
         """The library's own way needs training mode, in which dropout and routers do other things than when they generate."""
@@ -132,10 +169,8 @@ class TokenForward:
 
     def _why_padded(self) -> str:
         """"" when the packed forward gives what the model itself gives."""
-        config, before = self.model.config, getattr(self.model.config, "_attn_implementation", "sdpa")
-        size = min(int(config.get_text_config().vocab_size), 97)
-        ids = tuple(7 * i % size for i in range(12))
-        rows = [RowTokens(ids[:3], ids[3:8]), RowTokens(ids[:3], ids[4:6]), RowTokens(ids[2:4], ids[5:])]
+        before = getattr(self.model.config, "_attn_implementation", "sdpa")
+        rows = self._some_rows()
         compute, self._bfloat16 = self._bfloat16, False
         try:
             with torch.no_grad():

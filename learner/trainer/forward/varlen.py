@@ -1,0 +1,131 @@
+"""Attention over packed rows in one call a layer, on a GPU: flash attention over stretches of any lengths.
+
+Must not know rewards or losses. The buckets of `attention` are a call and a dozen small kernels for each group of like lengths,
+some 770 kernels a layer for 24 rows, whose launches took most of a step of 0.5B on an H100 (bench/trainer.md). Here a layer has
+one call: completions behind a shared prompt are rows whose keys are the prompt's and their own (flash attention aligns the last
+query with the last key). Where it does not give what the buckets give, `works_on` says why, and the buckets are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from learner.trainer.forward.layout import PackedRows, RowTokens, packed
+
+SAME = 0.02
+"""Part of the norm by which values and gradients may be off from the buckets': bfloat16 rounds by up to 0.004, several times."""
+
+
+class Lengths(NamedTuple):
+    """Where rows begin and end, one behind the other."""
+
+    queries: Tensor
+    """int32 [rows + 1]: of each row's queries, and the end"""
+    keys: Tensor
+    """int32 [rows + 1]: of its keys"""
+    most_queries: int
+    most_keys: int
+
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Lengths, int | None, float | None], Tensor]
+"""Queries [n, heads, D], keys and values [m, heads of keys, D], lengths, window, scale -> [n, heads, D]. Query i of a row with q
+queries and k keys sees the keys up to k - q + i, and of these the last `window`."""
+
+
+def flash(
+    query: Tensor, key: Tensor, value: Tensor, lengths: Lengths, window: int | None, scale: float | None
+) -> Tensor:
+    """torch's flash attention, as `Kernel`, with gradients. RuntimeError or NotImplementedError where it cannot."""
+    behind = {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
+    out: Tensor = torch.ops.aten._flash_attention_forward(
+        query, key, value, lengths.queries, lengths.keys, lengths.most_queries, lengths.most_keys, 0.0, True, False,
+        scale=scale, **behind,
+    )[0]  # fmt: skip
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class VarlenPlan:
+    """What each layer's attention does for one forward."""
+
+    lengths: Lengths
+    tokens: int
+    """of rows; what fills the layout up lies behind them"""
+    take: Tensor | None
+    """int64 [keys]: where each key lies in the layout; None: the keys are the queries' own, in their order"""
+    kernel: Kernel = flash
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float | None) -> Tensor:
+        """[1, heads, L, D] in, as transformers has them; [1, L, heads, D] out."""
+        # What only keeps its scale in float32 (a norm of queries) is rounded as torch's autocast would.
+        q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
+        if self.take is not None:
+            k, v = (x.index_select(0, self.take) for x in (k, v))
+        else:
+            k, v = k[: self.tokens], v[: self.tokens]
+        out = self.kernel(q[: self.tokens], k, v, self.lengths, window, scale)
+        return torch.nn.functional.pad(out, (0, 0, 0, 0, 0, q.shape[0] - self.tokens))[None]
+
+
+def varlen_plan(rows: PackedRows, device: torch.device, kernel: Kernel = flash) -> VarlenPlan:
+    """The plan of a layout."""
+    laid = sorted(
+        ((stretch, bucket.prefix) for bucket in rows.buckets for stretch in bucket.stretches), key=lambda one: one[0].start
+    )
+    # Each token is in one stretch, so in the order of their beginnings they are the layout itself.
+    queries = [stretch.size for stretch, _ in laid]
+    keys = [stretch.size + (prefix.size if prefix else 0) for stretch, prefix in laid]
+    take = None
+    if any(prefix for _, prefix in laid):
+        parts = [torch.arange(*part) for stretch, prefix in laid for part in ((prefix, stretch) if prefix else (stretch,))]
+        take = torch.cat(parts).to(device)
+    begins = [torch.tensor([0, *sizes]).cumsum(0).to(device, torch.int32) for sizes in (queries, keys)]
+    return VarlenPlan(Lengths(begins[0], begins[1], max(queries), max(keys)), sum(queries), take, kernel)
+
+
+TRIED = tuple(RowTokens((0,) * prompt, (0,) * completion) for prompt, completion in ((40, 70), (40, 9), (1, 33), (90, 5)))
+"""Rows with which it is found out whether the kernel gives what the buckets give."""
+
+
+def works_on(device: torch.device, config: Any, attend: Callable[..., Any], kernel: Kernel = flash) -> str:
+    """ "" where one call gives the values and gradients of `attend`, the buckets (`attention.bucketed`), for a model's heads;
+    else why not. `config`: transformers' own, of the text model."""
+    try:
+        heads = int(config.num_attention_heads)
+        of_keys = int(getattr(config, "num_key_value_heads", 0) or heads)
+        width = int(getattr(config, "head_dim", 0) or config.hidden_size // heads)
+        laid = packed(TRIED)
+        generator = torch.Generator().manual_seed(0)
+        given = [torch.randn(1, n, len(laid.ids), width, generator=generator) for n in (heads, of_keys, of_keys)]
+        weight = torch.randn(1, len(laid.ids), heads, width, generator=generator).to(device, torch.bfloat16)
+        one, other = (
+            _with_gradients([x.to(device, torch.bfloat16).requires_grad_() for x in given], weight, how)
+            for how in (
+                lambda q, k, v: varlen_plan(laid, device, kernel).attend(q, k, v, None, None),
+                lambda q, k, v: attend(_Heads(heads // of_keys), q, k, v, laid, device),
+            )
+        )
+    except (AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    apart = max(float((a.double() - b.double()).norm() / b.double().norm()) for a, b in zip(one, other, strict=True))
+    return "" if apart <= SAME else f"values or gradients are {apart:.1%} off"
+
+
+def _with_gradients(given: list[Tensor], weight: Tensor, how: Callable[[Tensor, Tensor, Tensor], Tensor]) -> list[Tensor]:
+    out = how(*given)
+    return [out.detach(), *torch.autograd.grad((out * weight).sum(), given)]
+
+
+class _Heads(nn.Module):
+    """What transformers' attention functions ask a layer."""
+
+    is_causal = True
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.num_key_value_groups = groups
