@@ -18,17 +18,19 @@ from learner.trainer.forward import forward as forward_module
 from learner.trainer.forward.attention import bucketed
 from learner.trainer.forward.forward import TokenForward
 from learner.trainer.forward.layout import RowTokens, packed
-from learner.trainer.forward.varlen import Lengths, varlen_plan, works_on
+from learner.trainer.forward.varlen import RowEnds, varlen_plan, works_on
 
 SMALL = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              intermediate_size=48, max_position_embeddings=256)  # fmt: skip
 CPU = torch.device("cpu")
 
 
-def row_by_row(query: Tensor, key: Tensor, value: Tensor, lengths: Lengths, window: int | None, scale: float | None) -> Tensor:
+def row_by_row(
+    query: Tensor, key: Tensor, value: Tensor, ends: RowEnds, *, window: int | None, scale: float | None
+) -> Tensor:
     """As `Kernel` says, by the formula."""
-    q_at, k_at = lengths.queries.tolist(), lengths.keys.tolist()
-    assert lengths.most_queries == max(np.diff(q_at)) and lengths.most_keys == max(np.diff(k_at))
+    q_at, k_at = ends.queries.tolist(), ends.keys.tolist()
+    assert ends.most_queries == max(np.diff(q_at)) and ends.most_keys == max(np.diff(k_at))
     assert (q_at[-1], k_at[-1]) == (len(query), len(key)) and len(key) == len(value)
     outs = []
     for row in range(len(q_at) - 1):
@@ -92,8 +94,8 @@ def test_any_layout_is_attended_as_by_its_buckets(drawn: list[tuple[int, int]], 
     query, key, value = (torch.randn(1, heads, len(laid.ids), 8, generator=generator) for heads in (4, 2, 2))
     module = torch.nn.Module()
     module.num_key_value_groups, module.is_causal = 2, True  # type: ignore[assignment]
-    want = bucketed(module, query, key, value, laid, CPU)
-    mine = varlen_plan(laid, CPU, row_by_row).attend(query, key, value, None, None)
+    want = bucketed(module, query, key, value, laid)
+    mine = varlen_plan(laid, CPU, row_by_row).attend(query, key, value, window=None, scale=None)
     assert mine.shape == want.shape
     real = sorted(at for bucket in laid.buckets for s in bucket.stretches for at in range(s.start, s.stop))
     torch.testing.assert_close(mine[:, real], want[:, real], rtol=1e-5, atol=1e-5)
@@ -102,15 +104,15 @@ def test_any_layout_is_attended_as_by_its_buckets(drawn: list[tuple[int, int]], 
 def test_what_does_not_give_the_same_is_not_used() -> None:
     config = Qwen3Config(**SMALL, head_dim=16)
     assert works_on(CPU, config, bucketed, row_by_row) == ""
-    assert "off" in works_on(CPU, config, bucketed, lambda *given: 1.1 * row_by_row(*given))
+    assert "off" in works_on(CPU, config, bucketed, lambda *given, **how: 1.1 * row_by_row(*given, **how))
     assert "Error" in works_on(CPU, config, bucketed), "torch's own has no kernel for a processor"
 
 
 def test_a_kernel_that_aligns_the_first_query_with_the_first_key_is_found_out() -> None:
-    def aligned_left(query: Tensor, key: Tensor, value: Tensor, lengths: Lengths, *rest: Any) -> Tensor:
-        begins, sizes = lengths.keys[:-1], lengths.queries.diff()
+    def aligned_left(query: Tensor, key: Tensor, value: Tensor, ends: RowEnds, **rest: Any) -> Tensor:
+        begins, sizes = ends.keys[:-1], ends.queries.diff()
         kept = torch.cat([torch.arange(int(at), int(at + n)) for at, n in zip(begins, sizes, strict=True)])
-        alike = lengths._replace(keys=lengths.queries, most_keys=lengths.most_queries)
-        return row_by_row(query, key[kept], value[kept], alike, *rest)
+        alike = ends._replace(keys=ends.queries, most_keys=ends.most_queries)
+        return row_by_row(query, key[kept], value[kept], alike, **rest)
 
     assert "off" in works_on(CPU, LlamaConfig(**SMALL), bucketed, aligned_left)

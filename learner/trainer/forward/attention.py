@@ -127,7 +127,7 @@ def packed_attention(
     if window is None and _sees_less(module):
         raise NotImplementedError("a layer's window is in the model's own mask alone, which packed rows do without")
     if isinstance(found, VarlenPlan):
-        return Attended(found.attend(query, key, value, window, kwargs.get("scaling")))
+        return Attended(found.attend(query, key, value, window=window, scale=kwargs.get("scaling")))
     kwargs.pop("is_causal", None)
     outs = list[Tensor]()
     for part in found.parts:
@@ -152,9 +152,9 @@ def packed_attention(
     return Attended(torch.cat(outs).index_select(0, found.back)[None])
 
 
-def bucketed(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, device: torch.device) -> Tensor:
+def bucketed(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rows: PackedRows) -> Tensor:
     """Attention over a layout by its buckets, apart from a model: [1, heads, L, D] in, [1, L, heads, D] out."""
-    return packed_attention(module, query, key, value, None, **{PLAN: plan(rows, device)}).out
+    return packed_attention(module, query, key, value, None, **{PLAN: plan(rows, query.device)}).out
 
 
 def _behind(prefix: Tensor, ahead: int, own: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Attention over packed rows in one call a layer, on a GPU: flash attention over stretches of any lengths.
+"""Attention over packed rows in one call a layer, on a GPU: flash attention over stretches of any ends.
 
 Must not know rewards or losses. The buckets of `attention` are a call and a dozen small kernels for each group of like lengths,
 some 770 kernels a layer for 24 rows, whose launches took most of a step of 0.5B on an H100 (bench/trainer.md). Here a layer has
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ SAME = 0.02
 """Part of the norm by which values and gradients may be off from the buckets': bfloat16 rounds by up to 0.004, several times."""
 
 
-class Lengths(NamedTuple):
+class RowEnds(NamedTuple):
     """Where rows begin and end, one behind the other."""
 
     queries: Tensor
@@ -32,19 +32,25 @@ class Lengths(NamedTuple):
     most_keys: int
 
 
-Kernel = Callable[[Tensor, Tensor, Tensor, Lengths, int | None, float | None], Tensor]
-"""Queries [n, heads, D], keys and values [m, heads of keys, D], lengths, window, scale -> [n, heads, D]. Query i of a row with q
-queries and k keys sees the keys up to k - q + i, and of these the last `window`."""
+class Kernel(Protocol):
+    """Attention over rows of any lengths."""
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, ends: RowEnds, *, window: int | None, scale: float | None
+    ) -> Tensor:
+        """Queries [n, heads, D], keys and values [m, heads of keys, D] -> [n, heads, D]. Query i of a row with q queries and k
+        keys sees the keys up to k - q + i, and of these the last `window`. Scores are multiplied by `scale`; None: by
+        1 / sqrt(D)."""
 
 
 def flash(
-    query: Tensor, key: Tensor, value: Tensor, lengths: Lengths, window: int | None, scale: float | None
+    query: Tensor, key: Tensor, value: Tensor, ends: RowEnds, *, window: int | None, scale: float | None
 ) -> Tensor:
     """torch's flash attention, as `Kernel`, with gradients. RuntimeError or NotImplementedError where it cannot."""
     behind = {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
     out: Tensor = torch.ops.aten._flash_attention_forward(
-        query, key, value, lengths.queries, lengths.keys, lengths.most_queries, lengths.most_keys, 0.0, True, False,
-        scale=scale, **behind,
+        query, key, value, cum_seq_q=ends.queries, cum_seq_k=ends.keys, max_q=ends.most_queries,
+        max_k=ends.most_keys, dropout_p=0.0, is_causal=True, return_debug_mask=False, scale=scale, **behind,
     )[0]  # fmt: skip
     return out
 
@@ -53,14 +59,14 @@ def flash(
 class VarlenPlan:
     """What each layer's attention does for one forward."""
 
-    lengths: Lengths
+    ends: RowEnds
     tokens: int
     """of rows; what fills the layout up lies behind them"""
     take: Tensor | None
     """int64 [keys]: where each key lies in the layout; None: the keys are the queries' own, in their order"""
     kernel: Kernel = flash
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float | None) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, window: int | None, scale: float | None) -> Tensor:
         """[1, heads, L, D] in, as transformers has them; [1, L, heads, D] out."""
         # What only keeps its scale in float32 (a norm of queries) is rounded as torch's autocast would.
         q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
@@ -68,7 +74,7 @@ class VarlenPlan:
             k, v = (x.index_select(0, self.take) for x in (k, v))
         else:
             k, v = k[: self.tokens], v[: self.tokens]
-        out = self.kernel(q[: self.tokens], k, v, self.lengths, window, scale)
+        out = self.kernel(q[: self.tokens], k, v, self.ends, window=window, scale=scale)
         return torch.nn.functional.pad(out, (0, 0, 0, 0, 0, q.shape[0] - self.tokens))[None]
 
 
@@ -85,7 +91,7 @@ def varlen_plan(rows: PackedRows, device: torch.device, kernel: Kernel = flash) 
         parts = [torch.arange(*part) for stretch, prefix in laid for part in ((prefix, stretch) if prefix else (stretch,))]
         take = torch.cat(parts).to(device)
     begins = [torch.tensor([0, *sizes]).cumsum(0).to(device, torch.int32) for sizes in (queries, keys)]
-    return VarlenPlan(Lengths(begins[0], begins[1], max(queries), max(keys)), sum(queries), take, kernel)
+    return VarlenPlan(RowEnds(begins[0], begins[1], max(queries), max(keys)), sum(queries), take, kernel)
 
 
 TRIED = tuple(RowTokens((0,) * prompt, (0,) * completion) for prompt, completion in ((40, 70), (40, 9), (1, 33), (90, 5)))
@@ -106,8 +112,8 @@ def works_on(device: torch.device, config: Any, attend: Callable[..., Any], kern
         one, other = (
             _with_gradients([x.to(device, torch.bfloat16).requires_grad_() for x in given], weight, how)
             for how in (
-                lambda q, k, v: varlen_plan(laid, device, kernel).attend(q, k, v, None, None),
-                lambda q, k, v: attend(_Heads(heads // of_keys), q, k, v, laid, device),
+                lambda q, k, v: varlen_plan(laid, device, kernel).attend(q, k, v, window=None, scale=None),
+                lambda q, k, v: attend(_Heads(heads // of_keys), q, k, v, laid),
             )
         )
     except (AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
