@@ -1,5 +1,5 @@
-"""Which kernels compute attention on a GPU, where no two calls have the same lengths. Must not know models; imports torch only
-when it is asked.
+"""Which kernels compute attention on a GPU, where no two calls have the same lengths. Must not know models, or import torch: whoever
+has it gives it.
 
 On Hopper and newer torch may choose cuDNN's attention, which makes a plan for each new shape: some tenths of a second, forward
 and backward each. Forwards of rows as they come, prompts and growing completions nearly always have a new one: 0.5B trained at
@@ -9,9 +9,9 @@ compiled once for all lengths.
 
 from __future__ import annotations
 
+from typing import Any
 
-def without_plans_by_shape() -> None:
-    """Of this process, from here on: no cuDNN attention. Where there is no GPU it changes nothing."""
-    import torch
 
+def without_plans_by_shape(torch: Any) -> None:
+    """Of this process, from here on: no cuDNN attention. `torch`: the module. Where there is no GPU it changes nothing."""
     torch.backends.cuda.enable_cudnn_sdp(False)

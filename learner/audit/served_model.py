@@ -83,7 +83,7 @@ def empty_model(folder: Path, dtype: torch.dtype, device: torch.device) -> nn.Mo
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
-    without_plans_by_shape()
+    without_plans_by_shape(torch)
     try:
         config: Any = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         with torch.device(device), no_init_weights():

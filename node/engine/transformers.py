@@ -68,7 +68,7 @@ class TransformersCore(SlotCore):
         if use_cuda and not torch.cuda.is_available():
             raise Refusal("the engine is set to cuda and torch sees no CUDA device")
         device = torch.device("cuda" if use_cuda else "cpu")
-        without_plans_by_shape()
+        without_plans_by_shape(torch)
         dtype = getattr(torch, compute_dtype(state, settings.dtype, on_cpu=not use_cuda))
         config = load_config(model_dir, settings.max_context)
         check_size(config, state.layout, settings.attention)

@@ -57,7 +57,7 @@ class TokenForward:
         `chunk`: of how many tokens logits exist at once; None: what suits the device."""
         self.model, self._share, self._bfloat16, self._chunk = model, share_prompts, bfloat16, chunk
         self._give_back = give_back_what_is_freed if give_back else _keep
-        without_plans_by_shape()
+        without_plans_by_shape(torch)
         computed = {(p.device.type, "bfloat16" if bfloat16 else str(p.dtype)) for p in model.parameters()}
         self.multiple = max(multiple_on(*one) for one in computed)
         """tokens of whose multiples forwards are"""
