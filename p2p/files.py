@@ -39,7 +39,7 @@ def is_locked(fd: int) -> bool:
     return False
 
 
-def write_whole(path: Path, content: str | bytes, *, durable: bool = False, private: bool = False) -> None:
+def write_whole(path: Path, content: str | bytes | memoryview, *, durable: bool = False, private: bool = False) -> None:
     """Replace a file at once: a reader, and whoever comes after a crash of this process, finds the old content or the new one.
     `private`: none but its owner reads it (mode 0600).
 

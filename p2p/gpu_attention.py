@@ -1,5 +1,5 @@
-"""Which kernels compute attention on a GPU, where no two calls have the same lengths. Must not know models, or import torch: whoever
-has it gives it.
+"""Which kernels compute attention on a GPU, where no two calls have the same lengths. Must not know models, or import torch:
+whoever has it gives it.
 
 On Hopper and newer torch may choose cuDNN's attention, which makes a plan for each new shape: some tenths of a second, forward
 and backward each. Forwards of rows as they come, prompts and growing completions nearly always have a new one: 0.5B trained at

@@ -73,8 +73,9 @@ class Auditor:
         self._checked = False
         self.parameters = sum(parameter.numel() for parameter in self.model.model.parameters())
 
-    def follow(self, parts: list[bytes]) -> None:
-        """Take the next version. Refusal when its manifest, its chunks or its digests are not in order."""
+    def follow(self, parts: list[bytes], whole: str = "") -> None:
+        """Take the next version; from the file `whole` rather than from chunks, where that is one. Refusal when its manifest, its
+        chunks (or the file) or its digests are not in order."""
         manifest = self._open(parts)
         header, seal = manifest.header, manifest.seal
         assert seal is not None
@@ -82,7 +83,9 @@ class Auditor:
             header.version, header.segment_bytes, payload=partial(self._payload, manifest), tensor_digests=seal.tensor_digests,
             digest=seal.state_digest,
         )  # fmt: skip
-        if header.kind == "anchor":
+        if whole:
+            self.window.jump(told, _read(whole, header.version))
+        elif header.kind == "anchor":
             self.model.check(header.layout)
             self.window.begin(told, header.layout)
         else:
@@ -137,7 +140,7 @@ class Auditor:
         """The answer to one request."""
         if message.get("do") == "follow":
             try:
-                self.follow(message["parts"])
+                self.follow(message["parts"], message.get("whole", ""))
             except Refusal as refusal:
                 return pack({"lost": str(refusal)})
             return pack({"ok": True})
@@ -149,6 +152,14 @@ class Auditor:
             "versions": len(self.window.versions), "undo_bytes": self.window.undo, "given_up": self.window.given_up,
             "cpu_s": time.process_time(), "rss_bytes": psutil.Process().memory_info().rss,
         }  # fmt: skip
+
+
+def _read(file: str, version: Version) -> np.ndarray:
+    """uint8 [bytes]."""
+    try:
+        return np.fromfile(file, np.uint8)
+    except OSError as error:
+        raise Refusal(f"its state cannot be read from {file}: {error.strerror}", version=version) from None
 
 
 def _check_memory(nbytes: int) -> None:

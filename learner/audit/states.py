@@ -18,7 +18,7 @@ import numpy as np
 
 from p2p.codec import NOTHING_CHANGED, decode_segment
 from p2p.errors import Refusal
-from p2p.layout import Layout, Segment
+from p2p.layout import WORD, Layout, Segment
 from p2p.version import Version
 from p2p.weights.carry import segments_of
 from p2p.weights.state import FlatState, state_digest
@@ -157,18 +157,33 @@ class StateWindow:
     def follow(self, told: ToldState, base_digest: bytes) -> None:
         """Go on with the difference to the newest version, and stand at `version`. Refusal, and the window stands at the version
         that was the newest, when that is not the difference's base, or what comes of it has other digests."""
-        version = told.version
         if not self._known or self.state is None or base_digest != self._known[-1].digest:
-            raise Refusal(f"unknown base: it is told against {base_digest.hex()[:16]}", version=version)
+            raise Refusal(f"unknown base: it is told against {base_digest.hex()[:16]}", version=told.version)
+        state = self.state
+        self._go_on(told, lambda segment: _changed(told.version, segment, told.payload(segment), state))
+
+    def jump(self, told: ToldState, data: np.ndarray) -> None:
+        """Go on to a newer version whose state is `data` (uint8 [bytes]), whatever lies between, and stand there. Refusal as from
+        `follow`."""
+        if not self._known or self.state is None:
+            raise Refusal("no whole state was taken before", version=told.version)
+        if data.shape != self.state.bytes.shape:
+            raise Refusal(f"a state of {len(data)} bytes, {len(self.state.bytes)} are its layout's", version=told.version)
+        state = self.state
+        self._go_on(told, lambda s: _part(s, state.words(s), data[s.start : s.stop].view(WORD[s.itemsize])))
+
+    def _go_on(self, told: ToldState, changed_in: Callable[[Segment], _Part | None]) -> None:
+        version, state = told.version, self.state
+        assert state is not None
         if version <= self._known[-1].version:
             raise Refusal(f"not newer than version {self._known[-1].version}", version=version)
         self.move(self._known[-1].version)
-        state, before = self.state, self._known[-1]
+        before = self._known[-1]
         segments, spans = self._cut_of(state.layout, told.segment_bytes)
         exchange = _Exchange([], frozenset())
         try:
             for segment in segments:
-                part = _changed(version, segment, told.payload(segment), state)
+                part = changed_in(segment)
                 if part is not None:
                     part.cross(state)
                     exchange.parts.append(part)
@@ -244,6 +259,10 @@ def _changed(version: Version, segment: Segment, payload: bytes, state: FlatStat
     held = state.words(segment)
     new = np.empty_like(held)
     _decode(version, segment, payload, held, new)
+    return _part(segment, held, new)
+
+
+def _part(segment: Segment, held: np.ndarray, new: np.ndarray) -> _Part | None:
     differ = new != held
     count = int(np.count_nonzero(differ))
     if not count:

@@ -54,9 +54,10 @@ class Frames:
             yield message
 
 
-def follow_request(parts: Sequence[bytes]) -> bytes:
-    """Take this version, whose manifest has these signed parts."""
-    return pack({"do": "follow", "parts": list(parts)})
+def follow_request(parts: Sequence[bytes], whole: str = "") -> bytes:
+    """Take this version, whose manifest has these signed parts; `whole`: from the file that has its state, where it need not be
+    told against the newest one."""
+    return pack({"do": "follow", "parts": list(parts), "whole": whole})
 
 
 def score_request(checks: Sequence[Check]) -> bytes:

@@ -134,7 +134,10 @@ class Finish(Message, frozen=True, tag="t.finish"):
 
 
 class Ok(Message, frozen=True, tag="t.ok"):
-    pass
+    """`keep_whole`, of a version that was sealed: its state is to lie whole in the run's directory
+    (`learner.client.whole_states`)."""
+
+    keep_whole: bool = False
 
 
 class Wait(Message, frozen=True, tag="t.wait"):

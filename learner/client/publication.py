@@ -5,6 +5,7 @@ Must not know the other calls of a trainer, or torch.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from learner.client.beside import Beside
 from learner.client.connection import HeadConnection
 from learner.client.port import AnnouncedSource, EncodedChanges, Weights, WeightSource
 from learner.client.reference_states import Reference, Tracked
+from learner.client.whole_states import keep_whole
 from p2p.codec.classes import Changes, apply
 from p2p.files import write_whole
 from p2p.layout import Layout
@@ -29,6 +31,8 @@ from p2p.weights.carry import digests_after
 from p2p.weights.encode import NOTHING_FOUND, Payload, encode_version
 from p2p.weights.state import FlatState, state_digest
 from p2p.weights.store import ChunkFolder
+
+log = logging.getLogger("shoal.trainer")
 
 ANCHOR_SHARE = 1 / 8
 """A joiner who has nothing takes an anchor, and what changed since. Only when that is more than this share of an anchor's bytes
@@ -229,8 +233,14 @@ class Publications:
         spent = time.perf_counter() - started
         self.stages.setdefault("digest", spent - self.stages["encode"])
         digest = state_digest(state.layout, digests)
-        self._connection.ask(messages.SealVersion(begun.mid, b"".join(digests), digest, spent), messages.Ok)
-        return _Sent(Reference(Version(self._start.epoch, step), digest, state, digests), size, frozenset(changed))
+        sealed = self._connection.ask(messages.SealVersion(begun.mid, b"".join(digests), digest, spent), messages.Ok)
+        version = Version(self._start.epoch, step)
+        if sealed.keep_whole:
+            try:
+                keep_whole(self.run_dir, version, state.bytes)
+            except OSError as error:  # it saves time, and nothing else
+                log.warning("the state of version %s is not kept whole: %s", version, error.strerror)
+        return _Sent(Reference(version, digest, state, digests), size, frozenset(changed))
 
 
 class _Sent(NamedTuple):

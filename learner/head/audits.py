@@ -21,6 +21,7 @@ from learner.audit.calibration import Calibration, read_arithmetic
 from learner.audit.opening import path_through, path_to_window
 from learner.audit.plan import AuditPlan, Check, Judged, ToldKind
 from learner.audit.wire import follow_request, read_deviations, score_request
+from learner.client.whole_states import whole_state
 from learner.head.auditor_process import AuditorGone, AuditorProcess, AuditorRefused
 from learner.head.node_state import NodeState
 from learner.head.trust import Trust
@@ -69,6 +70,7 @@ class AuditedRun(Protocol):
     """The parts of a run that audits rest on, as the head holds them."""
 
     epoch: int
+    run_dir: Path
     trust: Trust
     publisher: Publisher
     swarm: Swarm
@@ -93,6 +95,8 @@ class Audits:
         """what the auditor took last: the newest version that it has"""
         self.reads_from: Version | None = None
         """the oldest version of which the auditor still reads chunks"""
+        self._passed = 0
+        """bytes of differences since the last version that is looked at"""
         self._work = trio.Event()
         self._facts: dict[str, Any] = {}
         self._spent_s = 0.0
@@ -117,11 +121,18 @@ class Audits:
             if self.plan.waiting:
                 self._work.set()
 
-    def sealed(self, published: Published) -> None:
-        """A version is out."""
-        if published.kind == "delta":
-            self.plan.published(published.version)
-            self._work.set()
+    def sealed(self, published: Published) -> bool:
+        """A version is out. Whether the auditor would rather have its state whole: it is looked at, those before it were not, and
+        what they changed is as much as a whole state."""
+        if published.kind != "delta":
+            return False
+        self.plan.published(published.version)
+        self._work.set()
+        self._passed += published.size
+        if self.over or not self.plan.versions.times(published.version):
+            return False
+        passed, self._passed = self._passed, 0
+        return passed >= self._run.publisher.published.anchor_bytes and not self._checks_all_of_somebody()
 
     # ---- the auditor
 
@@ -225,16 +236,40 @@ class Audits:
             catalog = self._run.publisher.catalog()
             if catalog is None or (self._held is not None and max(wanted) <= self._held.version):
                 return
-            path = None
-            if self._held is not None:
-                path = path_through(catalog, self._held, self._stops(catalog, self._held.version, wanted))
-            if path is None:
-                path = path_to_window(catalog, self._window)
-                self.reads_from = path[0].version if path else None
+            if self._held is not None and await self._go_on(process, catalog, wanted):
+                return
+            path = path_to_window(catalog, self._window)
+            self.reads_from = path[0].version if path else None
             if await self._take(process, path):
                 return
             log.info("the auditor fell behind: it begins anew from a whole state")
             self._held = self.reads_from = None
+
+    async def _go_on(self, process: AuditorProcess, catalog: Catalog, wanted: set[Version]) -> bool:
+        """From where it stands: to each version where it must stop by its whole state, if that lies there, or by differences.
+        False where neither leads there."""
+        assert self._held is not None
+        for stop in sorted(self._stops(catalog, self._held.version, wanted)):
+            if await self._jump(process, catalog, stop):
+                continue
+            path = path_through(catalog, self._held, [stop])
+            if path is None or not await self._take(process, path):
+                return False
+        return True
+
+    async def _jump(self, process: AuditorProcess, catalog: Catalog, version: Version) -> bool:
+        """Whether it took a version from its whole state."""
+        file = whole_state(self._run.run_dir, version)
+        entry = next((e for e in catalog.entries if e.version == version and e.kind == "delta" and e.state_digest), None)
+        transfer = self._run.swarm.transfers.get(entry.mid) if entry is not None else None
+        if entry is None or transfer is None or not transfer.manifest.whole or not file.exists():
+            return False
+        answer = await process.ask(follow_request(transfer.manifest.parts(), str(file)))
+        if lost := answer.get("lost"):
+            log.warning("the auditor goes by differences: %s", lost)
+            return False
+        self._held, self.reads_from = entry, entry.version
+        return True
 
     def _stops(self, catalog: Catalog, held: Version, wanted: set[Version]) -> set[Version]:
         """The versions up to the newest of `wanted` at which it must stop: what is asked now, what waits, and of those that

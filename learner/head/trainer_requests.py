@@ -174,7 +174,7 @@ class TrainerRequests:
             reached(Version(self._parts.epoch, message.step), "begun")
         return begun
 
-    async def on_seal(self, message: messages.SealVersion) -> None:
+    async def on_seal(self, message: messages.SealVersion) -> messages.Ok:
         """A version is whole: sign it, write it down, let groups be generated under it, and drop what nobody needs any more."""
         parts, rollouts, publisher = self._parts, self._parts.rollouts, self._parts.publisher
         published = publisher.seal(message)
@@ -186,8 +186,9 @@ class TrainerRequests:
         if publisher.published.begun == 1:  # the epoch's first anchor: those who wait for it hear of it now
             parts.tell_catalog()
         readers = [node.reading_from or node.version for node in parts.nodes.values() if parts.still_follows(node)]
+        keep = False
         if parts.audits is not None:
-            parts.audits.sealed(published)
+            keep = parts.audits.sealed(published)
             readers += [parts.audits.reads_from] if parts.audits.reads_from is not None else []
         gone = publisher.prune(readers)
         rollouts.need_dispatch()
@@ -195,6 +196,7 @@ class TrainerRequests:
         # anchor thousands of files go, and on a busy disk the loop stood still for over a minute, until no link was left.
         if gone:
             await rollouts.buffers.in_thread(delete_chunks, gone)
+        return messages.Ok(keep_whole=keep)
 
     async def on_next(self, message: messages.NextBatch) -> messages.Batch:
         """The step's next groups, in a file of the run directory; waits until there are enough of them. ShoalError where none are

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import trio
 
 from learner.audit.calibration import Calibration
 from learner.audit.wire import Frames, score_answer
+from learner.client.whole_states import keep_whole
 from learner.head.auditor_process import AuditorGone, AuditorRefused
 from learner.head.audits import DEATHS, MOST_LAG, PROVEN_GATHER_S, Audits
 from learner.head.trust import Trust
@@ -46,7 +48,9 @@ class FakeAuditor:
         [message] = Frames().feed(request)
         if message["do"] == "follow":
             self.world.followed += 1
-            self.world.way.append(message["parts"][0].decode())
+            if message["whole"] and self.world.rotten:
+                return {"lost": "it differs from its digest in the seal"}
+            self.world.way.append(("w" if message["whole"] else "") + message["parts"][0].decode())
             return {"ok": True, "cpu_s": 3.0}
         await trio.sleep(self.world.takes_s)
         if self.world.kill_next:
@@ -65,7 +69,10 @@ class FakeAuditor:
 
 
 class World:
-    def __init__(self, **rules: Any) -> None:
+    def __init__(self, folder: Path = Path("nowhere"), **rules: Any) -> None:
+        self.folder, self.rotten = folder, False
+        """the run's; whether whole states in it are damaged"""
+        self.delta_bytes = 1_000
         self.refuses, self.dies, self.kill_next, self.takes_s = "", False, False, 0.01
         self.running = self.followed = self.starts = 0
         self.expelled: list[tuple[str, str]] = []
@@ -80,14 +87,18 @@ class World:
             expel=lambda *told: self.expelled.append(told),
         )  # fmt: skip
         self.trust.take_back = lambda peer: TakenBack(1, 0, 0)
+        self.whole: list[int] = []
+        """steps whose states were to be kept whole"""
         self.way: list[str] = []
         """what the auditor was told, in order"""
         self.entries, self.transfers = list[CatalogEntry](), dict[bytes, Any]()
-        publisher = SimpleNamespace(current=V, catalog=lambda: Catalog(publisher.current, tuple(self.entries)))
+        publisher = SimpleNamespace(current=V, catalog=lambda: Catalog(publisher.current, tuple(self.entries)),
+                                    published=SimpleNamespace(anchor_bytes=200_000))  # fmt: skip
         self.publisher = publisher
         self.keep("anchor", 0)
         run: Any = SimpleNamespace(
-            epoch=1, trust=self.trust, nodes=nodes, publisher=publisher, swarm=SimpleNamespace(transfers=self.transfers),
+            epoch=1, run_dir=folder, trust=self.trust, nodes=nodes, publisher=publisher,
+            swarm=SimpleNamespace(transfers=self.transfers),
         )  # fmt: skip
         self.audits = Audits(run, self.start, Calibration(), share=0.02, window=4, false_alarm=1e-4)
 
@@ -105,7 +116,10 @@ class World:
         if not step % 5:
             self.keep("cumulative", step, step - 5)
         self.publisher.current = Version(1, step)
-        self.audits.sealed(Published(f"d{step}".encode(), "delta", Version(1, step), Version(1, step - 1)))
+        published = Published(f"d{step}".encode(), "delta", Version(1, step), Version(1, step - 1), size=self.delta_bytes)
+        if self.audits.sealed(published):
+            keep_whole(self.folder, Version(1, step), np.zeros(4, np.uint8))
+            self.whole.append(step)
 
     def start(self) -> Any:
         self.starts += 1
@@ -273,3 +287,45 @@ def test_a_calibration_that_cannot_be_read_is_a_problem_of_settings(tmp_path) ->
     calibration_writer(tmp_path / "c.json")("{}")
     assert read_calibration(str(tmp_path / "c.json")) == "{}"
     calibration_writer(tmp_path / "no" / "c.json")("{}")  # said, and no more
+
+
+@pytest.mark.parametrize("rotten", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+async def test_a_version_that_is_looked_at_is_taken_whole_where_differences_are_as_much(
+    rotten: bool, seed: int, tmp_path: Path, autojump_clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Differences here are half of a whole state: from two on a whole one is less."""
+    monkeypatch.setattr("secrets.token_bytes", lambda count: bytes([seed]) * count)
+    world = World(tmp_path)
+    world.rotten, world.delta_bytes = rotten, 100_000
+    del world.nodes[CHEAT]
+    world.trust.checks(True, 1 / 16)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.audits.run)
+        for i in range(5):
+            world.ends(HONEST, i)
+        await trio.sleep(3)
+        assert world.trust.standing.proven(HONEST) and world.way == ["a0"]
+        for step in range(1, 60):
+            for i in range(4):  # so much a version that blocks have several
+                world.ends(HONEST, 4 * step + i + 100, version=world.publisher.current)
+            world.publish(step)
+            await trio.sleep(30)
+        looks = world.audits.plan.versions
+        seen = [step for step in range(1, 60) if looks.times(Version(1, step))]
+        apart = [step for step, before in zip(seen, [0, *seen], strict=False) if step - before >= 2]
+        assert world.whole == apart and 3 < len(apart) < 30
+        way = [told for told in world.way if told.startswith("w")]
+        steps = [int(told.lstrip("wdca")) for told in world.way]
+        assert steps == sorted(steps) and world.starts == 1, (world.way, seen, world.whole)
+        if rotten:
+            assert not way and any(told.startswith("c") for told in world.way)
+        else:
+            assert len(way) > 3 and all(int(told[2:]) in world.whole for told in way)
+        world.nodes[CHEAT] = SimpleNamespace(arithmetic="transformers/float32/cpu", keeps=False, link=SimpleNamespace(name=CHEAT))
+        before = list(world.whole)
+        for step in range(60, 75):
+            world.publish(step)
+            await trio.sleep(1)
+        assert world.whole == before, "while somebody's completions are all checked every version is needed"
+        nursery.cancel_scope.cancel()

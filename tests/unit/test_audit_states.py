@@ -57,8 +57,16 @@ def follow(window: StateWindow, version: Version, state: FlatState, base: FlatSt
     window.follow(ToldState(version, SEGMENT, payloads(state, base), state.tensor_digests(), state.digest()), base.digest())
 
 
+def jump(window: StateWindow, version: Version, state: FlatState) -> None:
+    def nothing(segment: Segment) -> bytes:
+        raise AssertionError("a whole state needs no payload")
+
+    window.jump(ToldState(version, SEGMENT, nothing, state.tensor_digests(), state.digest()), state.bytes)
+
+
 @pytest.mark.parametrize("seed", range(8))
-def test_a_random_walk_gives_the_exact_states(seed: int) -> None:
+@pytest.mark.parametrize("jumps", [False, True])
+def test_a_random_walk_gives_the_exact_states(seed: int, jumps: bool) -> None:
     rng, dice = np.random.default_rng(seed), random.Random(seed)
     keep = dice.randint(1, 6)
     window = StateWindow(keep)
@@ -71,7 +79,10 @@ def test_a_random_walk_gives_the_exact_states(seed: int) -> None:
         if dice.random() < 0.25:
             version = Version(1, newest.step + dice.choice((1, 1, 2)))
             states[version] = changed(rng, states[newest], dice.choice((0.0, 0.002, 0.05, 0.9)))
-            follow(window, version, states[version], states[newest])
+            if jumps and dice.random() < 0.5:
+                jump(window, version, states[version])
+            else:
+                follow(window, version, states[version], states[newest])
             newest = version
             assert window.newest_digest == states[version].digest()
         else:
@@ -148,3 +159,24 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="differs from its digest"):
         window.begin(ToldState(Version(1, 5), SEGMENT, payloads(second, None), first.tensor_digests(), first.digest()), LAYOUT)
     assert window.versions == () and window.newest is None
+
+
+def test_a_whole_state_that_is_not_the_seal_s_leaves_the_window_as_it_was() -> None:
+    rng = np.random.default_rng(0)
+    first = fresh(rng)
+    states = [first, changed(rng, first, 0.9), changed(rng, first, 0.9)]
+    window = StateWindow(3)
+    with pytest.raises(Refusal, match="no whole state"):
+        jump(window, Version(1, 0), states[0])
+    begin(window, Version(1, 0), states[0])
+    told = ToldState(Version(1, 2), SEGMENT, lambda _: b"", states[2].tensor_digests(), states[2].digest())
+    with pytest.raises(Refusal, match="differs from its digest"):
+        window.jump(told, states[1].bytes)
+    with pytest.raises(Refusal, match="bytes"):
+        window.jump(told, states[2].bytes[:-1])
+    with pytest.raises(Refusal, match="not newer"):
+        jump(window, Version(1, 0), states[0])
+    assert window.versions == (Version(1, 0),) and np.array_equal(window.state.bytes, states[0].bytes)
+    jump(window, Version(1, 2), states[2])
+    window.move(Version(1, 0))
+    assert np.array_equal(window.state.bytes, states[0].bytes)

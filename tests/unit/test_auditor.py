@@ -93,6 +93,23 @@ def test_versions_out_of_the_window_are_answered_with_nothing(tmp_path: Path) ->
         assert [d is not None for d in of_check] == [part.version.step >= 2 for part in check.parts]
 
 
+def test_a_version_whose_state_lies_there_whole_needs_none_of_those_between(tmp_path: Path) -> None:
+    world = AuditWorld(tmp_path, versions=5, now=time.time())
+    auditor, of = Auditor(world.settings(4)), plan()
+    auditor.follow(world.parts[0])
+    rotten = tmp_path / "rotten"
+    rotten.write_bytes(b"\1" * len(world.states[3].bytes))
+    for file in (rotten, tmp_path / "gone", world.states[2].path):
+        assert "lost" in asked(auditor, follow_request(world.parts[3], str(file)))
+    assert auditor.window.versions == (Version(1, 0),)
+    assert asked(auditor, follow_request(world.parts[3], str(world.states[3].path))) == {"ok": True}
+    auditor.follow(world.parts[4])
+    assert auditor.window.versions == (Version(1, 0), Version(1, 3), Version(1, 4))
+    checks = checks_of(of, world, range(4), [0, 3, 4], every=6)
+    found = read_deviations(asked(auditor, score_request(checks)), checks)
+    assert all(d is not None and float(d.distance.max()) < 1e-3 for of_check in found for d in of_check)
+
+
 def test_what_is_not_the_heads_or_not_there_is_refused(tmp_path: Path) -> None:
     world = AuditWorld(tmp_path, versions=3, now=time.time())
     auditor = Auditor(world.settings(3))

@@ -13,6 +13,7 @@ import pytest
 from learner.client.client import LearnerClient
 from learner.client.connection import HeadConnection
 from learner.client.messages import Begin, Begun, Ok, Resume, SealVersion, SegmentDone, Start
+from learner.client.whole_states import KEPT, whole_state
 from p2p.codec import decode_segment
 from p2p.codec.classes import Changes
 from p2p.layout import Layout, Segment
@@ -45,6 +46,8 @@ class Line(HeadConnection):
         super().__init__(socket.socket(socket.AF_UNIX))
         self.start, self._store = start, ChunkFolder(run_dir / "versions" / "chunks")
         self.made: list[Made] = []
+        self.whole: set[int] = set()
+        """steps whose states are to lie whole in the run's directory"""
 
     def ask(self, request: Any, expect: Any) -> Any:
         if isinstance(request, Resume):
@@ -56,6 +59,7 @@ class Line(HeadConnection):
             return Begun(b"m", 512)
         if isinstance(request, SealVersion):
             self.made[-1].digest = request.state_digest
+            return Ok(keep_whole=self.made[-1].version.step in self.whole)
         return Ok()
 
     def tell(self, message: Any) -> None:
@@ -299,3 +303,30 @@ def test_an_adapter_alone_is_told_and_every_way_ends_at_the_same_bits(
     assert [m[1:] for m in later.ways() if m[0] == "anchor"] == [("", "2.9")]
     assert ("cumulative", "0.0", "2.9") in later.ways() and ("cumulative", "2.9", "2.11") in later.ways()
     later.close()
+
+
+def test_states_that_the_head_asks_for_lie_there_whole_and_the_newest_few_alone(tmp_path: Path) -> None:
+    (tmp_path / "versions").mkdir()
+    head = Head(tmp_path)
+    head.line.whole = {2, 3, 5, 8, 10}
+    for step in range(12):
+        head.publish_state(step, state_of(step), beside=step % 2 == 0)
+    head.finish()
+    kept = sorted(path.name for path in (tmp_path / "versions" / "whole").iterdir())
+    assert kept == ["1-10.state", "1-5.state", "1-8.state"] and len(kept) == KEPT
+    for step in (5, 8, 10):
+        assert whole_state(tmp_path, Version(1, step)).read_bytes() == state_of(step).bytes.tobytes()
+    head.close()
+
+
+def test_a_state_that_cannot_be_kept_costs_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "versions").mkdir()
+    (tmp_path / "versions" / "whole").write_text("no folder")
+    head = Head(tmp_path)
+    head.line.whole = {1}
+    for step in range(3):
+        head.publish_state(step, state_of(step))
+    head.finish()
+    check(head.made, {f"1.{step}": state_of(step) for step in range(3)})
+    assert "state of version 1.1 is not kept whole" in caplog.text
+    head.close()
