@@ -15,7 +15,7 @@ from learner.config import build_config, dump_toml
 from learner.status.source import fetch_status
 from netem.demo.recipes import RECIPES
 from netem.processes.children import Children
-from tests.support.nightly import nightly
+from tests.support.nightly import NIGHTLY, nightly
 from tests.support.watchdog import status_of, until
 
 pytestmark = pytest.mark.e2e
@@ -23,6 +23,9 @@ pytestmark = pytest.mark.e2e
 FOUND_WITHIN = 500
 """Tokens within which a node that draws at another temperature is caught: the bench finds it in 16 where it looks each 16, and
 here the auditor looks at a node's answers in batches."""
+
+STEPS = 80 if NIGHTLY else 50
+"""Of the run in which a cheat is caught and the auditor killed: what comes after goes on as it was."""
 
 
 def start(shoal: Children, folder: Path, model: Path, steps: int, cheat: str, *flags: str) -> Path:
@@ -51,14 +54,14 @@ def learner_of(shoal: Children) -> Any:
 def test_a_cheat_is_caught_and_the_run_goes_on_without_it_and_without_its_auditor(
     shoal: Children, tmp_path: Path, demo_model: Path
 ) -> None:  # fmt: skip
-    run_dir = start(shoal, tmp_path, demo_model, 80, "hotter")
+    run_dir = start(shoal, tmp_path, demo_model, STEPS, "hotter")
     until("a verdict", lambda: fetch_status(run_dir)["caught"]["nodes"] > 0, shoal)
     pid = fetch_status(run_dir)["audits"]["pid"]
     os.kill(pid, signal.SIGKILL)
     assert status_of(learner_of(shoal), shoal) == 0, shoal.said("learner")
     result = shoal.result("learner")
-    assert result["step"] == 80 and result["trajectories"]["lost"] == 0 and result["max_staleness_seen"] <= 2
-    assert result["trajectories"]["consumed"] == 80 * 16 * 16
+    assert result["step"] == STEPS and result["trajectories"]["lost"] == 0 and result["max_staleness_seen"] <= 2
+    assert result["trajectories"]["consumed"] == STEPS * 16 * 16
     nodes = {node["name"]: node for node in result["nodes"]}
     assert nodes["honest"]["alive"] and nodes["honest"]["expelled"] == 0 and nodes["honest"]["standing"] == "proven"
     assert not nodes["cheat"]["alive"] and "audits: " in nodes["cheat"]["reason"], nodes["cheat"]

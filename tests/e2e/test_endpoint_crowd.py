@@ -12,13 +12,14 @@ import trio
 from netem.bench.beside.clients import Crowd, CrowdTally, ask_all
 from netem.bench.beside.endpoint import held_by, settle, take_look
 from netem.bench.beside.served_run import ServedRun
+from tests.support.nightly import NIGHTLY
 from tests.support.watchdog import PATIENCE_S, patience, until
 
 pytestmark = pytest.mark.e2e
 
-CLIENTS, LEAVE = 200, 0.3
+CLIENTS, LEAVE = (200 if NIGHTLY else 80), 0.3
 
-WAITING = 100
+WAITING = CLIENTS // 2
 """sequences that may wait: fewer than there are clients, so that some are told to come later"""
 
 

@@ -63,6 +63,7 @@ def test_demo_survives_a_killed_node(shoal: Children, tmp_path: Path) -> None:
     assert "SIGKILL" in result["events"][0]
 
 
+@nightly
 def test_sparse_deltas_are_a_few_per_cent_of_an_anchor(shoal: Children, tmp_path: Path) -> None:
     arguments = ["demo", "--json", "--recipe", "sparse", "--nodes", "2", "--steps", "3", "--run-dir", str(tmp_path / "d")]
     demo = shoal.start("demo", *arguments)
