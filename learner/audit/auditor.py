@@ -155,11 +155,11 @@ class Auditor:
 
 
 def _read(file: str, version: Version) -> np.ndarray:
-    """uint8 [bytes]."""
+    """uint8 [bytes], the file's own: it is replaced whole or deleted, so what was opened stays as it is."""
     try:
-        return np.fromfile(file, np.uint8)
-    except OSError as error:
-        raise Refusal(f"its state cannot be read from {file}: {error.strerror}", version=version) from None
+        return np.memmap(file, np.uint8, mode="r")
+    except (OSError, ValueError) as error:
+        raise Refusal(f"its state cannot be read from {file}: {error}", version=version) from None
 
 
 def _check_memory(nbytes: int) -> None:

@@ -143,7 +143,15 @@ class Publications:
             if self._publications % self._start.anchor_every == 0:
                 self._send_cumulative(states.first, told)
                 self._send_anchor(told)
+            if sent.keep_whole:
+                self._keep_whole(sent.reference)
         self._source = taken.source
+
+    def _keep_whole(self, newest: Reference) -> None:
+        try:
+            keep_whole(self.run_dir, newest.version, newest.state.bytes)
+        except OSError as error:  # it saves time, and nothing else
+            log.warning("the state of version %s is not kept whole: %s", newest.version, error.strerror)
 
     def _send_anchor(self, told: dict[Version, int]) -> None:
         """The newest version whole, unless the newest anchor and what changed since is nearly as little for who has nothing."""
@@ -235,12 +243,7 @@ class Publications:
         digest = state_digest(state.layout, digests)
         sealed = self._connection.ask(messages.SealVersion(begun.mid, b"".join(digests), digest, spent), messages.Ok)
         version = Version(self._start.epoch, step)
-        if sealed.keep_whole:
-            try:
-                keep_whole(self.run_dir, version, state.bytes)
-            except OSError as error:  # it saves time, and nothing else
-                log.warning("the state of version %s is not kept whole: %s", version, error.strerror)
-        return _Sent(Reference(version, digest, state, digests), size, frozenset(changed))
+        return _Sent(Reference(version, digest, state, digests), size, frozenset(changed), sealed.keep_whole)
 
 
 class _Sent(NamedTuple):
@@ -251,6 +254,8 @@ class _Sent(NamedTuple):
     """bytes of its payloads"""
     changed: frozenset[int]
     """the segments that differ from the base"""
+    keep_whole: bool
+    """the head would have its state lie whole"""
 
 
 def _frozen(tensors: Weights, layout: Layout) -> frozenset[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import shutil
 import sqlite3
 import time
 from collections import deque
@@ -38,6 +37,7 @@ from learner.head.sample_file import SampleFile
 from learner.head.trainer_requests import TrainerRequests
 from learner.head.trust import Trust
 from learner.journal.journal import Journal
+from learner.publish.leftovers import clear_leftovers
 from learner.publish.publisher import Publisher
 from learner.requests.swarm_requests import SwarmRequests
 from learner.rollouts.controller import Rollouts
@@ -54,7 +54,7 @@ from p2p.protocol.rollout import DRAINING, PAST, RESTING, UPDATING
 from p2p.protocol.versions import Catalog, Installed, Report
 from p2p.swarm import SourceRole, Swarm, SwarmOwner
 from p2p.version import Version
-from p2p.weights.store import ChunkStore, clear_chunks
+from p2p.weights.store import ChunkStore
 
 log = logging.getLogger("shoal.head")
 
@@ -85,9 +85,7 @@ class Head(SwarmOwner):
         self.config, self.run_id, self.run_dir, self.identity = config, run, run_dir, identity
         self.journal, self.now, self.wall = journal, now, wall
         self.epoch = journal.new_epoch()
-        # What earlier epochs published is of no use to anybody (their manifests are fenced out), and nothing names it.
-        clear_chunks(run_dir / "versions" / "chunks")
-        shutil.rmtree(run_dir / "batches", ignore_errors=True)
+        clear_leftovers(run_dir)
         self.store = ChunkStore(run_dir / "versions" / "chunks", limit=1 << 62)
         role = SourceRole(run, self.epoch, doorkeeper=door)
         self.swarm = Swarm(network, identity, self.store, role, self, name="learner", now=now, wall=wall)

@@ -25,8 +25,11 @@ def find_on_device(new: torch.Tensor, base: torch.Tensor, most: int) -> Changes 
     if new.dtype != base.dtype or new.shape != base.shape or base.ndim != 1 or base.is_floating_point() or size not in SHIFT:
         raise ValueError(f"want two equal shapes of 1, 2 or 4 byte integers, got {new.dtype} and {base.dtype}")
     changed = new != base
-    if int(changed.sum()) > most:
+    count = int(changed.sum())
+    if count > most:
         return None
+    if not count:
+        return Changes(np.zeros(CLASSES, np.int64), np.zeros(0, np.uint32), np.zeros(0, WORD[size]))
     # A shift of signed words brings copies of the sign from above.
     of_class = ((base >> SHIFT[size]) & min(CLASSES - 1, (256**size - 1) >> SHIFT[size])).to(torch.uint8)
     in_order, order = torch.sort(of_class, stable=True)

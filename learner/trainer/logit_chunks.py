@@ -29,7 +29,8 @@ words the logits took 144 ms, forward and backward, in place of 220 (bench/train
 
 ON_GPU = LogitChunk(640 << 20, 2048)
 """The whole projection is read for each chunk, and its gradient read and written: of 0.5B a step on an H100 took 1.7 s with
-64 MiB, 1.4 with 256 MiB and 1.2 with 640 MiB (bench/trainer.md)."""
+64 MiB, 1.4 with 256 MiB and 1.2 with 640 MiB (bench/trainer.md). The bound in tokens is for small vocabularies, and was not
+measured."""
 
 
 def chunk_on(device: str) -> LogitChunk:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, MistralConfig
 
 from learner.client.port import ResumeInfo
 from learner.tasks.registry import make_task
@@ -66,6 +68,23 @@ def test_log_probabilities_and_gradients_are_those_of_the_processor(
     mine, theirs = gradients(model, found), gradients(reference, want)
     for name, gradient in theirs.items():
         assert float((mine[name] - gradient).norm()) <= part * float(gradient.norm()) + 1e-6, name
+
+
+def test_behind_a_sliding_window_too() -> None:
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=64, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+        intermediate_size=192, sliding_window=17, max_position_embeddings=512,
+    )  # fmt: skip
+    reference = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    model = copy.deepcopy(reference).cuda()
+    rows = rows_of(2)
+    want, forward = TokenForward(reference.double(), share_prompts=False)(rows), TokenForward(model, bfloat16=True)
+    assert forward.varlen
+    found = forward(rows)
+    assert float((found.logprobs.detach().double().cpu() - want.logprobs.detach()).abs().max()) < 0.03
+    mine, theirs = gradients(model, found), gradients(reference, want)
+    assert all(float((mine[n] - g).norm()) <= 0.05 * float(g.norm()) + 1e-6 for n, g in theirs.items())
 
 
 def test_a_row_of_32k_tokens_goes_through_at_a_bounded_size(tiny: Path) -> None:

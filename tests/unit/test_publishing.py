@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from learner.client.client import LearnerClient
 from learner.client.connection import HeadConnection
 from learner.client.messages import Begin, Begun, Ok, Resume, SealVersion, SegmentDone, Start
-from learner.client.whole_states import KEPT, whole_state
+from learner.client.whole_states import KEPT, keep_whole, whole_state
 from p2p.codec import decode_segment
 from p2p.codec.classes import Changes
 from p2p.layout import Layout, Segment
@@ -308,6 +309,8 @@ def test_an_adapter_alone_is_told_and_every_way_ends_at_the_same_bits(
 def test_states_that_the_head_asks_for_lie_there_whole_and_the_newest_few_alone(tmp_path: Path) -> None:
     (tmp_path / "versions").mkdir()
     head = Head(tmp_path)
+    (tmp_path / "versions" / "whole").mkdir()
+    (tmp_path / "versions" / "whole" / "1-9.state.tmp").write_text("of a trainer that was killed")
     head.line.whole = {2, 3, 5, 8, 10}
     for step in range(12):
         head.publish_state(step, state_of(step), beside=step % 2 == 0)
@@ -330,3 +333,10 @@ def test_a_state_that_cannot_be_kept_costs_nothing_else(tmp_path: Path, caplog: 
     check(head.made, {f"1.{step}": state_of(step) for step in range(3)})
     assert "state of version 1.1 is not kept whole" in caplog.text
     head.close()
+
+
+def test_no_state_is_kept_where_the_disk_has_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = state_of(1)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=4 * state.bytes.nbytes - 1))
+    keep_whole(tmp_path, Version(1, 1), state.bytes)
+    assert not whole_state(tmp_path, Version(1, 1)).exists()

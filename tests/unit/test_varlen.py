@@ -44,6 +44,18 @@ def row_by_row(
     return torch.cat(outs)
 
 
+class NoGradient(torch.autograd.Function):
+    """Values as they are, gradients that are no numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return torch.full_like(gradient, torch.nan)
+
+
 def rows_of(seed: int, prompts: int = 3, samples: int = 3) -> list[RowTokens]:
     rng = np.random.default_rng(seed)
 
@@ -85,17 +97,20 @@ def test_values_and_gradients_are_those_of_the_buckets(
 
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6)), min_size=1, max_size=7), st.booleans(), st.sampled_from([1, 8]),
+    st.sampled_from([None, 3]), st.sampled_from([None, 0.3]),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
-def test_any_layout_is_attended_as_by_its_buckets(drawn: list[tuple[int, int]], share: bool, multiple: int) -> None:
+def test_any_layout_is_attended_as_by_its_buckets(
+    drawn: list[tuple[int, int]], share: bool, multiple: int, window: int | None, scale: float | None
+) -> None:
     prompts = ((1,), (2, 3, 4), (5, 6, 7, 8, 9))
     laid = packed([RowTokens(prompts[p], (7,) * n) for p, n in drawn], share_prompts=share, multiple=multiple)
     generator = torch.Generator().manual_seed(1)
     query, key, value = (torch.randn(1, heads, len(laid.ids), 8, generator=generator) for heads in (4, 2, 2))
     module = torch.nn.Module()
     module.num_key_value_groups, module.is_causal = 2, True  # type: ignore[assignment]
-    want = bucketed(module, query, key, value, laid)
-    mine = varlen_plan(laid, CPU, row_by_row).attend(query, key, value, window=None, scale=None)
+    want = bucketed(module, (query, key, value), laid, window=window, scale=scale)
+    mine = varlen_plan(laid, CPU, row_by_row).attend(query, key, value, window=window, scale=scale)
     assert mine.shape == want.shape
     real = sorted(at for bucket in laid.buckets for s in bucket.stretches for at in range(s.start, s.stop))
     torch.testing.assert_close(mine[:, real], want[:, real], rtol=1e-5, atol=1e-5)
@@ -104,7 +119,13 @@ def test_any_layout_is_attended_as_by_its_buckets(drawn: list[tuple[int, int]], 
 def test_what_does_not_give_the_same_is_not_used() -> None:
     config = Qwen3Config(**SMALL, head_dim=16)
     assert works_on(CPU, config, bucketed, row_by_row) == ""
-    assert "off" in works_on(CPU, config, bucketed, lambda *given, **how: 1.1 * row_by_row(*given, **how))
+    for wrong in (
+        lambda *given, **how: 1.1 * row_by_row(*given, **how),
+        lambda *given, **how: row_by_row(*given, **{**how, "window": None}),
+        lambda *given, **how: row_by_row(*given, **{**how, "scale": None}),
+        lambda *given, **how: NoGradient.apply(row_by_row(*given, **how)),
+    ):
+        assert "off" in works_on(CPU, config, bucketed, wrong)
     assert "Error" in works_on(CPU, config, bucketed), "torch's own has no kernel for a processor"
 
 

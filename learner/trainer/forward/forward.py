@@ -65,14 +65,14 @@ class TokenForward:
         """a layer's attention is one call for all rows"""
         self.reason = self._why_padded() if try_it else ""
         """why rows are padded; "" where they are packed"""
-        if hasattr(model, INSIDE):
-            model.reshard()  # type: ignore[operator]
         if self.reason:
             log.warning("forwards are padded, with all logits at once, and take more memory: %s", self.reason)
         if not try_it:
             use_packed_attention(model)
         if try_it and not self.reason:
             self._try_varlen()
+        if hasattr(model, INSIDE):
+            model.reshard()  # type: ignore[operator]
         self.layers = 0
         """layers of which the input alone is kept for the backward, as far as `kept` does not say otherwise"""
         self.kept = 0
@@ -121,8 +121,9 @@ class TokenForward:
         device = next(self.model.parameters()).device
         if device.type != "cuda" or not self._bfloat16:
             return
-        why = works_on(device, self.model.config.get_text_config(), bucketed)
-        why = why or self._why_not_varlen()
+        # Both, whatever the first one says: ranks gather the model for the second together.
+        reasons = works_on(device, self.model.config.get_text_config(), bucketed), self._why_not_varlen()
+        why = reasons[0] or reasons[1]
         if why:
             log.warning("attention is computed by groups of like lengths, which is slower: %s", why)
         self.varlen = not why

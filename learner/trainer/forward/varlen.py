@@ -1,15 +1,17 @@
 """Attention over packed rows in one call a layer, on a GPU: flash attention over stretches of any ends.
 
 Must not know rewards or losses. The buckets of `attention` are a call and a dozen small kernels for each group of like lengths,
-some 770 kernels a layer for 24 rows, whose launches took most of a step of 0.5B on an H100 (bench/trainer.md). Here a layer has
-one call: completions behind a shared prompt are rows whose keys are the prompt's and their own (flash attention aligns the last
-query with the last key). Where it does not give what the buckets give, `works_on` says why, and the buckets are used.
+some 770 kernels a layer for 24 rows, whose launches may be what held a step of 0.5B on an H100 up (bench/trainer.md). Here a
+layer has one call: completions behind a shared prompt are rows whose keys are the prompt's and their own (flash attention aligns
+the last query with the last key). Where it does not give what the buckets give, `works_on` says why, and those are used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -68,8 +70,10 @@ class VarlenPlan:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *, window: int | None, scale: float | None) -> Tensor:
         """[1, heads, L, D] in, as transformers has them; [1, L, heads, D] out."""
-        # What only keeps its scale in float32 (a norm of queries) is rounded as torch's autocast would.
-        q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
+        # As autocast does before torch's own attention: what comes from a norm may be float32.
+        kind = query.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
+        q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))
         if self.take is not None:
             k, v = (x.index_select(0, self.take) for x in (k, v))
         else:
@@ -94,35 +98,63 @@ def varlen_plan(rows: PackedRows, device: torch.device, kernel: Kernel = flash) 
     return VarlenPlan(RowEnds(begins[0], begins[1], max(queries), max(keys)), sum(queries), take, kernel)
 
 
-TRIED = tuple(RowTokens((0,) * prompt, (0,) * completion) for prompt, completion in ((40, 70), (40, 9), (1, 33), (90, 5)))
-"""Rows with which it is found out whether the kernel gives what the buckets give."""
+TRIED = tuple(
+    tuple(RowTokens((0,) * prompt, (0,) * completion) for prompt, completion in lengths)
+    for lengths in (((40, 70), (40, 9), (1, 33), (90, 5)), ((1, 1), (1, 1)))
+)
+"""Layouts with which it is found out whether the kernel gives what the buckets give; of the last all rows have one query."""
+
+WINDOW, SCALE = 7, 0.4
+"""A layer's window and scale with which it is tried besides."""
 
 
-def works_on(device: torch.device, config: Any, attend: Callable[..., Any], kernel: Kernel = flash) -> str:
-    """ "" where one call gives the values and gradients of `attend`, the buckets (`attention.bucketed`), for a model's heads;
-    else why not. `config`: transformers' own, of the text model."""
+class Bucketed(Protocol):
+    """Attention over a layout by its buckets, apart from a model: `attention.bucketed`."""
+
+    def __call__(
+        self, module: nn.Module, given: tuple[Tensor, ...], rows: PackedRows, *, window: int | None, scale: float | None
+    ) -> Tensor:
+        """Queries, keys and values [1, heads, L, D] -> [1, L, heads, D]."""
+
+
+def works_on(device: torch.device, config: Any, bucketed: Bucketed, kernel: Kernel = flash) -> str:
+    """ "" where one call gives the values and gradients of the buckets, for a model's heads, with and without a window and a
+    scale; else why not. `config`: transformers' own, of the text model."""
+    apart = list[float]()
     try:
         heads = int(config.num_attention_heads)
         of_keys = int(getattr(config, "num_key_value_heads", 0) or heads)
         width = int(getattr(config, "head_dim", 0) or config.hidden_size // heads)
-        laid = packed(TRIED)
-        generator = torch.Generator().manual_seed(0)
-        given = [torch.randn(1, n, len(laid.ids), width, generator=generator) for n in (heads, of_keys, of_keys)]
-        weight = torch.randn(1, len(laid.ids), heads, width, generator=generator).to(device, torch.bfloat16)
-        one, other = (
-            _with_gradients([x.to(device, torch.bfloat16).requires_grad_() for x in given], weight, how)
-            for how in (
-                lambda q, k, v: varlen_plan(laid, device, kernel).attend(q, k, v, window=None, scale=None),
-                lambda q, k, v: attend(_Heads(heads // of_keys), q, k, v, laid),
+        module = _Heads(heads // of_keys)
+        for rows, window, scale in product(TRIED, (None, WINDOW), (None, SCALE)):
+            laid, generator = packed(rows), torch.Generator().manual_seed(0)
+            given = [torch.randn(1, n, len(laid.ids), width, generator=generator) for n in (heads, of_keys, of_keys)]
+            weight = torch.randn(1, len(laid.ids), heads, width, generator=generator).to(device, torch.bfloat16)
+            one, other = (
+                _with_gradients([x.to(device, torch.bfloat16).requires_grad_() for x in given], weight, attend)
+                for attend in (
+                    partial(varlen_plan(laid, device, kernel).attend, window=window, scale=scale),
+                    partial(_by_buckets, bucketed, module, laid, window=window, scale=scale),
+                )
             )
-        )
+            apart += [_off(a.double(), b.double()) for a, b in zip(one, other, strict=True)]
     except (AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    apart = max(float((a.double() - b.double()).norm() / b.double().norm()) for a, b in zip(one, other, strict=True))
-    return "" if apart <= SAME else f"values or gradients are {apart:.1%} off"
+    # Not by the largest: a number that is none is larger than nothing.
+    return "" if all(off <= SAME for off in apart) else f"values or gradients are {max(apart):.1%} off, or are no numbers"
 
 
-def _with_gradients(given: list[Tensor], weight: Tensor, how: Callable[[Tensor, Tensor, Tensor], Tensor]) -> list[Tensor]:
+def _by_buckets(
+    bucketed: Bucketed, module: nn.Module, laid: PackedRows, *given: Tensor, window: int | None, scale: float | None
+) -> Tensor:
+    return bucketed(module, given, laid, window=window, scale=scale)
+
+
+def _off(mine: Tensor, theirs: Tensor) -> float:
+    return float((mine - theirs).norm()) / (float(theirs.norm()) or 1.0)  # of a row with one key some gradients are zero
+
+
+def _with_gradients(given: list[Tensor], weight: Tensor, how: Callable[..., Tensor]) -> list[Tensor]:
     out = how(*given)
     return [out.detach(), *torch.autograd.grad((out * weight).sum(), given)]
 

@@ -136,12 +136,13 @@ def _against(case: GpuCase, costs: ModelCosts, measured: dict[str, Any], *, own_
     found = forecast(costs, plan)
     # The first step makes the optimizer's state and compiles: the others are what a run has.
     seconds = {moment: statistics.median(times[1:] or times) for moment, times in measured["seconds"].items()}
-    trained = measured["tokens"][1:]  # of each step
-    step = seconds["forward and backward"] + seconds["update"]
+    step = sum(sum(measured["seconds"][moment][1:]) for moment in ("forward and backward", "update"))
+    laid, whole = (sum(measured[kind][1:]) for kind in ("computed", "steps_tokens"))
     peak = max(measured["device"].values(), default=0)
     return {
         "forecast": found.device, "peak": peak, "off": found.device / peak - 1 if peak else None, "host_forecast": found.host,
-        "again": costs.layers - kept_layers(costs, plan), "median": seconds, "tokens_a_second": statistics.mean(trained) / step,
+        "again": costs.layers - kept_layers(costs, plan), "median": seconds, "laid_a_second": laid / step,
+        "tokens_a_second": whole / step, "flops": 6 * costs.parameters * laid / step,
     }  # fmt: skip
 
 
@@ -165,6 +166,8 @@ def _told(row: dict[str, Any]) -> str:
     off = "" if row["off"] is None else f"{row['off']:+.1%}"
     parts = ", ".join(f"{name} {seconds:.3f}" for name, seconds in row["median"].items() if name not in NOT_A_PART)
     return (
-        f"{start}{human_bytes(row['forecast']):>10}{human_bytes(row['peak']):>10}{off:>7}{row['tokens_a_second']:>10,.0f}"
-        f"   {parts}; checkpoint {row['checkpoint']:.1f}; {row['again']} of {row['layers']} layers run again"
+        f"{start}{human_bytes(row['forecast']):>10}{human_bytes(row['peak']):>10}{off:>7}{row['laid_a_second']:>10,.0f}"
+        f"   {parts}; {row['tokens_a_second']:,.0f} tokens/s with each row's own prompt; {row['flops'] / 1e12:,.0f} TFLOP/s (6 "
+        f"FLOP a parameter and token that is computed); checkpoint {row['checkpoint']:.1f} s; {row['again']} of {row['layers']} "
+        "layers run again"
     )

@@ -1,8 +1,8 @@
 """A real trainer's steps on a GPU, in a process of its own: memory, times and bytes: `python -m netem.bench.trainer.gpu_step`.
 
 Reads what to do from stdin, as JSON, and answers with one line. Memory on the device is what torch's allocator gave out at most
-(`max_memory_allocated`), by moment, and what it held of the device (`max_memory_reserved`); on the host it is anonymous memory,
-as `one_step` has it. Runs on a processor too, without the device's part: so it is tested.
+(`max_memory_allocated`), by moment, and what it held of the device at most (`max_memory_reserved`); on the host it is anonymous
+memory, as `one_step` has it. Runs on a processor too, without the device's part: so it is tested.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from learner.client.publication import Publications
 from learner.trainer.adapter.adapted import AdaptedModel
 from learner.trainer.checkpoints.writing import Checkpoints
 from learner.trainer.forecast.sizes import shape_config
+from learner.trainer.forward.layout import RowTokens, packed_tokens
 from learner.trainer.freed import FreedMemory
 from learner.trainer.opening import frozen_dtype
 from learner.trainer.policy import PolicyTrainer
@@ -37,6 +38,8 @@ class MomentPeaks:
     def __init__(self, device: torch.device) -> None:
         self._gpu = device.type == "cuda"
         self.device: dict[str, int] = {}
+        self.reserved = 0
+        """bytes of the device that torch's allocator held at most"""
         self.seconds: dict[str, list[float]] = {}
         self.host = Peaks()
         self.host.start()
@@ -47,6 +50,7 @@ class MomentPeaks:
         if self._gpu:
             torch.cuda.synchronize()
             self.device[self._now] = max(self.device.get(self._now, 0), torch.cuda.max_memory_allocated())
+            self.reserved = max(self.reserved, torch.cuda.max_memory_reserved())
             torch.cuda.reset_peak_memory_stats()
         self.host.look()
         now = time.perf_counter()
@@ -88,11 +92,15 @@ def main() -> int:
         watch.turn("first version")
         if told["publish"]:
             publications.publish(0, trained.weights())
-        tokens = []
+        tokens, computed = [], []
+        share = config.share_prompts
         for step in range(told["steps"]):
             watch.turn("between")
             groups = as_groups(make_rows(step, told["mix"], trained.module.config.vocab_size))
             tokens.append(sum(len(t.prompt_ids) + len(t.completion_ids) for g in groups for t in g.trajectories))
+            # As few as a step's forwards can lay: a group that is cut in two lays its prompt twice.
+            rows = [RowTokens(t.prompt_ids, t.completion_ids) for g in groups for t in g.trajectories]
+            computed.append(packed_tokens(rows, share_prompts=share))
             watch.turn("forward and backward")
             trainer.accumulate(groups, step)
             trainer.flush()
@@ -110,10 +118,10 @@ def main() -> int:
         watch.turn("end")
     watch.host.over = True
     print(json.dumps({
-        "parameters": count, "device": watch.device, "seconds": watch.seconds, "host": watch.host.most, "tokens": tokens,
+        "parameters": count, "device": watch.device, "seconds": watch.seconds, "host": watch.host.most, "steps_tokens": tokens,
         "kept": trainer.forward.kept, "layers": trainer.forward.layers, "loss": metrics["loss/mean"],
         "norm": metrics["optim/grad_norm"], "checkpoint": checkpoints.write_s, "stages": publications.stages,
-        "reserved": torch.cuda.max_memory_reserved() if device.type == "cuda" else 0,
+        "reserved": watch.reserved, "computed": computed,
         "name": torch.cuda.get_device_name() if device.type == "cuda" else "the CPU",
     }))  # fmt: skip
     return 0
