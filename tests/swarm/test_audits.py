@@ -226,16 +226,21 @@ async def test_a_slow_auditor_keeps_its_rule_and_memory_is_bounded(autojump_cloc
         nursery.cancel_scope.cancel()
 
 
-async def test_while_all_are_proven_completions_gather_and_the_auditor_follows_where_it_must(autojump_clock) -> None:
-    world = World()
+async def begin_with_all_proven(world: World, nursery: trio.Nursery) -> None:
+    """One node, which is proven; the auditor has the first state."""
     del world.nodes[CHEAT]
     world.trust.checks(True, 1 / 16)
+    nursery.start_soon(world.audits.run)
+    for i in range(5):
+        world.ends(HONEST, i)
+    await trio.sleep(3)
+    assert world.trust.standing.proven(HONEST) and world.way == ["a0"]
+
+
+async def test_while_all_are_proven_completions_gather_and_the_auditor_follows_where_it_must(autojump_clock) -> None:
+    world = World()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(world.audits.run)
-        for i in range(5):
-            world.ends(HONEST, i)
-        await trio.sleep(3)
-        assert world.trust.standing.proven(HONEST) and world.way == ["a0"]
+        await begin_with_all_proven(world, nursery)
         for step in range(1, 14):
             world.publish(step)
             await trio.sleep(30)
@@ -298,14 +303,8 @@ async def test_a_version_that_is_looked_at_is_taken_whole_where_differences_are_
     monkeypatch.setattr("secrets.token_bytes", lambda count: bytes([seed]) * count)
     world = World(tmp_path)
     world.rotten, world.delta_bytes = rotten, 100_000
-    del world.nodes[CHEAT]
-    world.trust.checks(True, 1 / 16)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(world.audits.run)
-        for i in range(5):
-            world.ends(HONEST, i)
-        await trio.sleep(3)
-        assert world.trust.standing.proven(HONEST) and world.way == ["a0"]
+        await begin_with_all_proven(world, nursery)
         for step in range(1, 60):
             for i in range(4):  # so much a version that blocks have several
                 world.ends(HONEST, 4 * step + i + 100, version=world.publisher.current)
