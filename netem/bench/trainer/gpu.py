@@ -90,6 +90,8 @@ def bench_on_gpu(
 ) -> dict[str, Any]:
     """What `shoal bench trainer --gpu --json` prints. `alone`: steps are neither saved nor published."""
     cases = [GpuCase.read(text) for text in texts]
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("torch sees no GPU here: --memory measures steps on a processor, --forecast counts without either")
     rows = []
     for case in cases:
         say(f"{case.shape}, forwards of {case.tokens:,} tokens, {case.how} ...")
