@@ -2,9 +2,9 @@
 whoever has it gives it.
 
 On Hopper and newer torch may choose cuDNN's attention, which makes a plan for each new shape: some tenths of a second, forward
-and backward each. Forwards of rows as they come, prompts and growing completions nearly always have a new one: 0.5B trained at
-6,000 tokens a second on an H100 (bench/trainer.md). Torch's other kernels, flash attention and the memory-efficient one, are
-compiled once for all lengths.
+and backward each. Forwards of rows as they come, prompts and growing completions nearly always have a new one: a step of 0.5B
+took 6 to 13 s on an H100 where it takes 1.2 (bench/trainer.md). Torch's other kernels, flash attention and the memory-efficient
+one, are compiled once for all lengths.
 """
 
 from __future__ import annotations

@@ -142,9 +142,9 @@ class AuditPlan:
                     given=tuple((gap.start, gap.stop) for gap in trajectory.given),
                 ))  # fmt: skip
 
-    def published(self, version: Version) -> None:
-        """A version is out."""
-        self.versions.published(version, self.standing.rules.audit_share)
+    def published(self, version: Version, size: int = 0) -> int:
+        """A version is out; see `ChosenVersions.published`."""
+        return self.versions.published(version, self.standing.rules.audit_share, size)
 
     def next(self, most_tokens: int) -> list[Check]:
         """What is checked now, taken from what waits: of so many tokens, one completion at least. [] when nothing waits."""

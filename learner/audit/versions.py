@@ -48,6 +48,8 @@ class ChosenVersions:
     """which of the block is chosen, counted from its end"""
     _size: int = field(default=1, init=False, repr=False)
     _made: float = field(default=0.0, init=False, repr=False)
+    _passed: int = field(default=0, init=False, repr=False)
+    """bytes of differences since the last version that is looked at"""
     _usual: float = field(default=0.0, init=False, repr=False)
     """tokens of proven nodes between two versions, of late"""
 
@@ -55,8 +57,9 @@ class ChosenVersions:
         """Proven nodes made so many."""
         self._made += tokens
 
-    def published(self, version: Version, share: float) -> None:
-        """A version is out, of which `share` of proven nodes' tokens is to be checked."""
+    def published(self, version: Version, share: float, size: int = 0) -> int:
+        """A version is out, of which `share` of proven nodes' tokens is to be checked, with `size` bytes of differences to the
+        one before. The bytes of all differences since the last version that is looked at, if this one is too; else 0."""
         self._usual = FADE * self._usual + (1 - FADE) * self._made
         self._made = 0.0
         if not self._left:
@@ -67,6 +70,11 @@ class ChosenVersions:
         self._left -= 1
         while len(self._looks) > REMEMBERED:
             del self._looks[next(iter(self._looks))]
+        self._passed += size
+        if not self._looks[version].chosen:
+            return 0
+        passed, self._passed = self._passed, 0
+        return passed
 
     def times(self, version: Version) -> int:
         """How many times the usual share of its completions is checked; 0: it is not looked at. 1 for a version that was never

@@ -95,8 +95,6 @@ class Audits:
         """what the auditor took last: the newest version that it has"""
         self.reads_from: Version | None = None
         """the oldest version of which the auditor still reads chunks"""
-        self._passed = 0
-        """bytes of differences since the last version that is looked at"""
         self._work = trio.Event()
         self._facts: dict[str, Any] = {}
         self._spent_s = 0.0
@@ -126,15 +124,11 @@ class Audits:
         what they changed is as much as a whole state."""
         if published.kind != "delta":
             return False
-        self.plan.published(published.version)
+        passed = self.plan.published(published.version, published.size)
         self._work.set()
-        self._passed += published.size
-        if not self.plan.versions.times(published.version):
-            return False
-        passed, self._passed = self._passed, 0
         # An auditor that has no state yet begins with a newer one.
-        dense = passed >= self._run.publisher.published.anchor_bytes
-        return dense and self._held is not None and not self._checks_all_of_somebody()
+        dense = passed and passed >= self._run.publisher.published.anchor_bytes
+        return bool(dense) and self._held is not None and not self._checks_all_of_somebody()
 
     # ---- the auditor
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import pytest
@@ -98,3 +99,18 @@ def test_the_way_goes_through_each_stop_by_differences_and_is_short_between_them
     assert way(12, 17) == ["d5", "c10", "d11", "d12", "d13", "d14", "d15", "d16", "d17"]
     assert way(20) == ["d5", "c10", "c15", "c20"], "no anchor, however small: the states before it would be lost"
     assert way() == [] and way(21) is None and way(2) is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_differences_are_told_once_with_the_next_version_that_is_looked_at(seed: int) -> None:
+    versions, rng = ChosenVersions(bytes([seed]) * 16), random.Random(seed)
+    sizes, told, since = list[int](), list[int](), 0
+    for step in range(300):
+        versions.made(rng.randrange(4_000))
+        sizes.append(rng.randrange(1, 1_000))
+        since += sizes[-1]
+        passed = versions.published(Version(1, step), 0.02, sizes[-1])
+        assert bool(passed) == bool(versions.times(Version(1, step))) and passed in (0, since)
+        since = 0 if passed else since
+        told.append(passed)
+    assert sum(told) + since == sum(sizes) and 20 < sum(map(bool, told)) < 200

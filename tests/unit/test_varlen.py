@@ -15,10 +15,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
 
 from learner.trainer.forward import forward as forward_module
-from learner.trainer.forward.attention import bucketed
+from learner.trainer.forward.attention import PLAN, packed_attention, plan
 from learner.trainer.forward.forward import TokenForward
 from learner.trainer.forward.layout import RowTokens, packed
-from learner.trainer.forward.varlen import RowEnds, varlen_plan, works_on
+from learner.trainer.forward.varlen import RowEnds, varlen_plan
+from learner.trainer.forward.varlen_trial import works_on
 
 SMALL = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              intermediate_size=48, max_position_embeddings=256)  # fmt: skip
@@ -109,7 +110,8 @@ def test_any_layout_is_attended_as_by_its_buckets(
     query, key, value = (torch.randn(1, heads, len(laid.ids), 8, generator=generator) for heads in (4, 2, 2))
     module = torch.nn.Module()
     module.num_key_value_groups, module.is_causal = 2, True  # type: ignore[assignment]
-    want = bucketed(module, (query, key, value), laid, window=window, scale=scale)
+    how = {PLAN: plan(laid, CPU), "sliding_window": window, "scaling": scale}
+    want = packed_attention(module, query, key, value, None, **how).out
     mine = varlen_plan(laid, CPU, row_by_row).attend(query, key, value, window=window, scale=scale)
     assert mine.shape == want.shape
     real = sorted(at for bucket in laid.buckets for s in bucket.stretches for at in range(s.start, s.stop))
@@ -118,15 +120,15 @@ def test_any_layout_is_attended_as_by_its_buckets(
 
 def test_what_does_not_give_the_same_is_not_used() -> None:
     config = Qwen3Config(**SMALL, head_dim=16)
-    assert works_on(CPU, config, bucketed, row_by_row) == ""
+    assert works_on(CPU, config, row_by_row) == ""
     for wrong in (
         lambda *given, **how: 1.1 * row_by_row(*given, **how),
         lambda *given, **how: row_by_row(*given, **{**how, "window": None}),
         lambda *given, **how: row_by_row(*given, **{**how, "scale": None}),
         lambda *given, **how: NoGradient.apply(row_by_row(*given, **how)),
     ):
-        assert "off" in works_on(CPU, config, bucketed, wrong)
-    assert "Error" in works_on(CPU, config, bucketed), "torch's own has no kernel for a processor"
+        assert "off" in works_on(CPU, config, wrong)
+    assert "Error" in works_on(CPU, config), "torch's own has no kernel for a processor"
 
 
 def test_a_kernel_that_aligns_the_first_query_with_the_first_key_is_found_out() -> None:
@@ -136,4 +138,4 @@ def test_a_kernel_that_aligns_the_first_query_with_the_first_key_is_found_out() 
         alike = ends._replace(keys=ends.queries, most_keys=ends.most_queries)
         return row_by_row(query, key[kept], value[kept], alike, **rest)
 
-    assert "off" in works_on(CPU, LlamaConfig(**SMALL), bucketed, aligned_left)
+    assert "off" in works_on(CPU, LlamaConfig(**SMALL), aligned_left)

@@ -152,16 +152,6 @@ def packed_attention(
     return Attended(torch.cat(outs).index_select(0, found.back)[None])
 
 
-def bucketed(
-    module: nn.Module, given: tuple[Tensor, ...], rows: PackedRows, *, window: int | None, scale: float | None
-) -> Tensor:
-    """Attention over a layout by its buckets, apart from a model: queries, keys and values [1, heads, L, D] -> [1, L, heads,
-    D]."""
-    query, key, value = given
-    how = {PLAN: plan(rows, query.device), "sliding_window": window, "scaling": scale}
-    return packed_attention(module, query, key, value, None, **how).out
-
-
 def _behind(prefix: Tensor, ahead: int, own: Tensor) -> Tensor:
     """[b, heads, ahead + P + T, D] of the prefix [1, heads, P, D] that all have, and their own [b, heads, T, D]."""
     if ahead:

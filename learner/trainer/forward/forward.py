@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from learner.trainer.forward.attention import PLAN, AttentionPlan, bucketed, plan, use_packed_attention
+from learner.trainer.forward.attention import PLAN, AttentionPlan, plan, use_packed_attention
 from learner.trainer.forward.layout import PackedRows, RowTokens, packed
-from learner.trainer.forward.varlen import VarlenPlan, varlen_plan, works_on
+from learner.trainer.forward.varlen import VarlenPlan, varlen_plan
+from learner.trainer.forward.varlen_trial import works_on
 from learner.trainer.forward.vocabulary import LogitForm, TokenLogprobs, token_logprobs
 from learner.trainer.logit_chunks import LogitChunk
 from learner.trainer.model import completion_logprobs
@@ -122,7 +123,7 @@ class TokenForward:
         if device.type != "cuda" or not self._bfloat16:
             return
         # Both, whatever the first one says: ranks gather the model for the second together.
-        reasons = works_on(device, self.model.config.get_text_config(), bucketed), self._why_not_varlen()
+        reasons = works_on(device, self.model.config.get_text_config()), self._why_not_varlen()
         why = reasons[0] or reasons[1]
         if why:
             log.warning("attention is computed by groups of like lengths, which is slower: %s", why)

@@ -3,24 +3,18 @@
 Must not know rewards or losses. The buckets of `attention` are a call and a dozen small kernels for each group of like lengths,
 some 770 kernels a layer for 24 rows, whose launches may be what held a step of 0.5B on an H100 up (bench/trainer.md). Here a
 layer has one call: completions behind a shared prompt are rows whose keys are the prompt's and their own (flash attention aligns
-the last query with the last key). Where it does not give what the buckets give, `works_on` says why, and those are used.
+the last query with the last key). Where it does not give what the buckets give, those are used (`varlen_trial`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from itertools import product
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from learner.trainer.forward.layout import PackedRows, RowTokens, packed
-
-SAME = 0.02
-"""Part of the norm by which values and gradients may be off from the buckets': bfloat16 rounds by up to 0.004, several times."""
+from learner.trainer.forward.layout import PackedRows
 
 
 class RowEnds(NamedTuple):
@@ -96,74 +90,3 @@ def varlen_plan(rows: PackedRows, device: torch.device, kernel: Kernel = flash) 
         take = torch.cat(parts).to(device)
     begins = [torch.tensor([0, *sizes]).cumsum(0).to(device, torch.int32) for sizes in (queries, keys)]
     return VarlenPlan(RowEnds(begins[0], begins[1], max(queries), max(keys)), sum(queries), take, kernel)
-
-
-TRIED = tuple(
-    tuple(RowTokens((0,) * prompt, (0,) * completion) for prompt, completion in lengths)
-    for lengths in (((40, 70), (40, 9), (1, 33), (90, 5)), ((1, 1), (1, 1)))
-)
-"""Layouts with which it is found out whether the kernel gives what the buckets give; of the last all rows have one query."""
-
-WINDOW, SCALE = 7, 0.4
-"""A layer's window and scale with which it is tried besides."""
-
-
-class Bucketed(Protocol):
-    """Attention over a layout by its buckets, apart from a model: `attention.bucketed`."""
-
-    def __call__(
-        self, module: nn.Module, given: tuple[Tensor, ...], rows: PackedRows, *, window: int | None, scale: float | None
-    ) -> Tensor:
-        """Queries, keys and values [1, heads, L, D] -> [1, L, heads, D]."""
-
-
-def works_on(device: torch.device, config: Any, bucketed: Bucketed, kernel: Kernel = flash) -> str:
-    """ "" where one call gives the values and gradients of the buckets, for a model's heads, with and without a window and a
-    scale; else why not. `config`: transformers' own, of the text model."""
-    apart = list[float]()
-    try:
-        heads = int(config.num_attention_heads)
-        of_keys = int(getattr(config, "num_key_value_heads", 0) or heads)
-        width = int(getattr(config, "head_dim", 0) or config.hidden_size // heads)
-        module = _Heads(heads // of_keys)
-        for rows, window, scale in product(TRIED, (None, WINDOW), (None, SCALE)):
-            laid, generator = packed(rows), torch.Generator().manual_seed(0)
-            given = [torch.randn(1, n, len(laid.ids), width, generator=generator) for n in (heads, of_keys, of_keys)]
-            weight = torch.randn(1, len(laid.ids), heads, width, generator=generator).to(device, torch.bfloat16)
-            one, other = (
-                _with_gradients([x.to(device, torch.bfloat16).requires_grad_() for x in given], weight, attend)
-                for attend in (
-                    partial(varlen_plan(laid, device, kernel).attend, window=window, scale=scale),
-                    partial(_by_buckets, bucketed, module, laid, window=window, scale=scale),
-                )
-            )
-            apart += [_off(a.double(), b.double()) for a, b in zip(one, other, strict=True)]
-    except (AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    # Not by the largest: a number that is none is larger than nothing.
-    return "" if all(off <= SAME for off in apart) else f"values or gradients are {max(apart):.1%} off, or are no numbers"
-
-
-def _by_buckets(
-    bucketed: Bucketed, module: nn.Module, laid: PackedRows, *given: Tensor, window: int | None, scale: float | None
-) -> Tensor:
-    return bucketed(module, given, laid, window=window, scale=scale)
-
-
-def _off(mine: Tensor, theirs: Tensor) -> float:
-    return float((mine - theirs).norm()) / (float(theirs.norm()) or 1.0)  # of a row with one key some gradients are zero
-
-
-def _with_gradients(given: list[Tensor], weight: Tensor, how: Callable[..., Tensor]) -> list[Tensor]:
-    out = how(*given)
-    return [out.detach(), *torch.autograd.grad((out * weight).sum(), given)]
-
-
-class _Heads(nn.Module):
-    """What transformers' attention functions ask a layer."""
-
-    is_causal = True
-
-    def __init__(self, groups: int) -> None:
-        super().__init__()
-        self.num_key_value_groups = groups
