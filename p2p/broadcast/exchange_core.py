@@ -8,7 +8,8 @@ the pump's business.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from p2p.allowance.shares import DownShares
 from p2p.broadcast.draws import ReplyBudget
@@ -29,6 +30,10 @@ log = logging.getLogger("shoal.broadcast")
 
 TICK_S = 0.05
 """How often a session's timers are looked at, and whether there is news to announce."""
+
+STRANGERS_LATER_S = 0.5
+"""Seconds after the others that strangers are told of a new version and of its end, where somebody proven is there: to tell sixty
+takes a third of what a version of 80 KiB does. Who is handed a chunk of it hears beside the chunk."""
 
 RefusedBy = Callable[[str, Refusal], Awaitable[None]]
 
@@ -80,6 +85,8 @@ class ExchangeCore:
         self._apart_peers: frozenset[str] = frozenset()
         self._pump = self._make_pump()
         self._following = False
+        self._told_later: deque[tuple[float, bytes, Parts, list[str]]] = deque()
+        """what strangers are told, of which manifest, from when on"""
         self._opened: list[Callable[[], object]] = []
         """called once each when the next manifest's header comes"""
 
@@ -186,8 +193,8 @@ class ExchangeCore:
         manifest = open_header(header_part, head_key=self.head_key, run=self.run_id, min_epoch=0, now=self._wall())
         transfer = self._open(manifest, wanted=True)
         if announce:
+            self._announce(self.peers, Parts(manifest.mid, (header_part,)))
             for peer in self.peers.values():
-                peer.post(Parts(manifest.mid, (header_part,)))
                 if peer.following:
                     transfer.session.join(peer.name, (), self._now())
 
@@ -206,10 +213,26 @@ class ExchangeCore:
         if transfer.manifest.whole and transfer.manifest.seal is not None:
             transfer.session.close(transfer.manifest.seal.chunks)
             transfer.traffic.done_at = now
-            for name in self.peers if announce else transfer.session.peers():
-                self.peers[name].post(Parts(mid, (part,)))
+            self._announce(self.peers if announce else transfer.session.peers(), Parts(mid, (part,)))
         transfer.wake()
         self._pump.wake()
+
+    def _announce(self, names: Iterable[str], parts: Parts) -> None:
+        """Tell neighbours of our own manifest: strangers later."""
+        outside = () if self._places is None else self._places.outside
+        later = [name for name in names if name in outside]
+        if later:
+            self._told_later.append((self._now() + STRANGERS_LATER_S, parts.mid, parts, later))
+        for name in names:
+            if name not in outside:
+                self.peers[name].post(parts)
+
+    def _tell_strangers(self, now: float) -> None:
+        while self._told_later and self._told_later[0][0] <= now:
+            _, mid, parts, names = self._told_later.popleft()
+            for name in names if mid in self.transfers else ():
+                if name in self.peers:
+                    self.peers[name].post(parts)
 
     def forget(self, mid: bytes) -> list[bytes]:
         """Drop a manifest; returns the digests of its chunks (for the store)."""
@@ -268,6 +291,7 @@ class ExchangeCore:
         self._pump.measure()
         if self._down:
             self._tell_shares(now)
+        self._tell_strangers(now)
         for mid, transfer in self.transfers.items():
             session = transfer.session
             session.pace, session.uplink = self._pump.uplink.pace, self._pump.uplink.proven
