@@ -135,6 +135,8 @@ class NodeTable:
         self._k1, self._k2 = column(m.k1 for m in found), column(m.k2 for m in found)
         self._k3, self._k4 = column(m.k3 for m in found), column(m.k4 for m in found)
         self.load, self.limit = column(n.load for n in nodes), column(oversubscribed(n) for n in nodes)
+        self.unlimited = np.array([n.limit is None for n in nodes], bool)
+        """which may hold as much as they can: their word counts"""
         self.context = column(n.context for n in nodes)
         self.growth = column(n.growth for n in nodes)
         self._room = column(n.room * FILL if n.room else np.inf for n in nodes)

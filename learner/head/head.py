@@ -30,7 +30,7 @@ from learner.head.audits import Audits
 from learner.head.evaluating import HeadEvaluations
 from learner.head.latest import MAX_GONE, MAX_REPORTS, MAX_ROWS, KeptTally, Latest
 from learner.head.local_engine import LocalEngine
-from learner.head.node_state import MAX_BYTES, NodeState
+from learner.head.node_state import MAX_BYTES, NodeState, back_off
 from learner.head.pool_keeper import PoolKeeper
 from learner.head.provider import Provider
 from learner.head.sample_file import SampleFile
@@ -116,11 +116,13 @@ class Head(SwarmOwner):
         self._faulted = trio.Event()
         self.rollouts = open_rollouts(self)
         self.trust.take_back = partial(take_back, self.rollouts)
+        self.rollouts.rescue.took_from = partial(back_off, self.nodes)
         self.requests = self.rollouts.beside = SwarmRequests(
             config.requests, self.rollouts.collector.vocab_size, epoch=self.epoch, send=self.send, nodes=self._request_views,
             training_wants=lambda: not self.rollouts.held_back, report=self.report,
             beside=self.rollouts.settings.groups_per_step > 0, now=now,
         )  # fmt: skip
+        self.requests.book.credible = self.trust.credible
         self.evaluations = HeadEvaluations(self, ())
         self.samples = SampleFile(
             run_dir, config.status.samples_per_step, config.seed, tokenizer=self.rollouts.tokenizer, name_of=journal.node_name,
@@ -186,9 +188,7 @@ class Head(SwarmOwner):
             await trio.sleep(TICK_S)
             ticks += 1
             if ticks % STALL_TICKS == 0:
-                for peer in self.rollouts.rescue.look(self.now()):
-                    if peer in self.nodes:
-                        self.nodes[peer].back_off(self.now())
+                self.rollouts.rescue.look(self.now(), self.node_views)
             self.rollouts.buffers.truncate_stuck(self.now())
             self.requests.tick()
             self.trust.tick()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -163,3 +164,9 @@ class NodeState:
             "pid": self.pid, "rss_bytes": self.rss_bytes, "draining": self.draining,
             "updating": self.updating, "rests": self.rests, "limits": self.limits, "kv_tokens": self.kv_tokens,
         }  # fmt: skip
+
+
+def back_off(nodes: Mapping[str, NodeState], peer: str, now: float) -> None:
+    """Work was taken from a node by force: it gets no more for a while."""
+    if peer in nodes:
+        nodes[peer].back_off(now)

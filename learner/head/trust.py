@@ -62,8 +62,8 @@ class Trust(NodeConduct, PeerConduct):
         """which one was last, and why; and tokens of all of them that the trainer has"""
         self.trained: Counter[str] = Counter()
         """tokens of each node that the trainer was handed, in this life of the learner"""
-        self._proven_here = False
-        """whether a proven node that takes work was there at the last look"""
+        self._credible_here = False
+        """whether a proven node that takes work and is not on trial again was there at the last look"""
         self._apart_until = float("-inf")
         """when the last of them was, and so much longer"""
 
@@ -157,22 +157,28 @@ class Trust(NodeConduct, PeerConduct):
         return self._wall() >= self._apart_until or self.standing.proven(peer)
 
     def credible(self, peer: str) -> bool:
-        if self.standing.proven(peer):
+        """As `NodeConduct` asks it. Where all proven nodes are on trial again, who has ended something since is better than nobody:
+        else nothing that anybody holds could be taken."""
+        if self.standing.proven(peer) and not self.doubted(peer):
             return True
-        return not self._proven_here and self.standing.of(peer).delivered > 0
+        record = self.standing.of(peer)
+        return not self._credible_here and record.delivered > 0 and not record.doubts
+
+    def doubted(self, peer: str) -> bool:
+        return self.standing.doubted(peer, self._wall())
 
     def limits(self, load: Callable[[str], int], able: Callable[[NodeState], bool]) -> dict[str, int]:
         """Most sequences of each node that may not hold as many as it can."""
-        self._proven_here = any(able(node) and self.standing.proven(peer) for peer, node in self._nodes.items())
-        now = self._wall()
-        if self._proven_here:
+        now, proven = self._wall(), [p for p, node in self._nodes.items() if self.standing.proven(p) and able(node)]
+        self._credible_here = not all(self.standing.doubted(peer, now) for peer in proven)
+        if proven:
             self._apart_until = now + APART_S
         elif not any(map(self.standing.proven, self._nodes)):
             self._apart_until = float("-inf")
         spare = int(now >= self._spare_at)
         self._spare_at = now + SPARE_S if spare else self._spare_at
         held = [NodeHolding(p, node.capacity, load(p), able(node)) for p, node in self._nodes.items()]
-        return limits(self.standing, held, self._made, spare)
+        return limits(self.standing, held, self._made, spare, self._wall())
 
     def describe(self, peer: str) -> dict[str, Any]:
         """Its part of a node's row: its standing in a word, and what it may hold."""

@@ -8,12 +8,13 @@ here is reserved, journaled or trained on. Must not know shares, the network or 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import replace
 
 from learner.requests.port import Ask, Busy, NoSuchVersion, RequestClass
 from learner.requests.sequence import LETTERS, RequestSequence, check_ask, parse_request_id
 from learner.rollouts.beside import Footprint, Taken
+from learner.rollouts.collector import STRANGERS_WORD
 from learner.rollouts.event_checks import event_fault
 from learner.rollouts.outcomes import Cancel
 from p2p.errors import Refusal, ShoalError, UsageError
@@ -50,6 +51,8 @@ class RequestBook:
         """class -> what happened (one of COUNTED) -> how often"""
         self.closed = ""
         """why nothing is taken any more"""
+        self.credible: Callable[[str], bool] = lambda node: True
+        """whose word counts; the head sets it"""
         self.max_context = 0
         """tokens that the model takes, prompt and completion together; 0: not known"""
         self._last = -1
@@ -131,6 +134,7 @@ class RequestBook:
         """`node` works on it from now on; what to send. KeyError when it does not wait for a node."""
         del self._waiting[sequence.ask.request_class][sequence.number]
         sequence.node = sequence.last_node = node
+        sequence.before = sequence.tokens
         self._held.setdefault(node, {})[sequence.request_id] = sequence
         self._holding[sequence.ask.request_class] += 1
         return sequence.generate()
@@ -194,7 +198,7 @@ class RequestBook:
         if sequence.finish:
             cancel = ((node, sequence.request_id),) if cut and not said.finish else ()
             self._leave(sequence, "ended")
-            return Taken(count, cancel=cancel)
+            return Taken(count, cancel=cancel, made=sequence.tokens - sequence.before)
         if event.finish == "interrupt":
             self._release(sequence)
         elif event.finish in ("error", "abort"):
@@ -210,7 +214,7 @@ class RequestBook:
             return
         if avoid or not retryable:
             sequence.failed_on.add(node)
-        sequence.declines += not retryable
+        sequence.declines += 0 if retryable else self._word(node)
         self._release(sequence)
         if sequence.declines >= self.decline_budget:
             self._fail(sequence, ShoalError(f"nodes do not take the request: {reason!r:.300}"))
@@ -265,17 +269,21 @@ class RequestBook:
 
     # ---- inside
 
+    def _word(self, node: str) -> float:
+        """What it counts that `node` fails or declines."""
+        return 1.0 if self.credible(node) else STRANGERS_WORD
+
     def _refused(self, node: str, event: TokenEvent, reason: str) -> Taken:
         return Taken(refusal=Refusal(reason, peer=node, version=event.version))
 
     def _failed(self, sequence: RequestSequence, refusal: Refusal, tokens: int = 0) -> Taken:
         """Its node misbehaved or gave up: it goes elsewhere, unless that has happened too often."""
         cancel = ((sequence.node, sequence.request_id),)
-        sequence.failures += 1
+        sequence.failures += self._word(refusal.peer)
         sequence.failed_on.add(refusal.peer)
         self._release(sequence)
         if sequence.failures >= self.failure_budget:
-            what = f"the request failed on nodes {sequence.failures} times, last: {refusal.reason!r:.300}"
+            what = f"the request failed on nodes {sequence.failures:.3g} times, last: {refusal.reason!r:.300}"
             self._fail(sequence, ShoalError(what))
         return Taken(tokens, refusal, cancel)
 

@@ -2,7 +2,8 @@
 
 Training fills every place that the nodes have, and a little more. So a class is not given what training leaves, but a share:
 within it a sequence goes to a node whatever training holds there, and training, which counts everything that a node holds, sends
-the less to that node. Must not know tokens, the network or how a place is taken back.
+the less to that node. Of a node that may not hold as much as it can, requests take as many places as it may hold. Must not know
+tokens, the network or how a place is taken back.
 """
 
 from __future__ import annotations
@@ -62,6 +63,11 @@ class RequestPlaces:
         return max(self.own(request_class), self.places - sum(self.own(c) for c in others))
 
 
+def places_of(node: NodeView) -> int:
+    """What of the node's places counts: its capacity is its own word, and a stranger may hold few."""
+    return node.capacity if node.limit is None else min(node.capacity, node.limit)
+
+
 def usable(node: NodeView) -> bool:
     """Whether it counts among the places: it is at work, if it may get nothing new just now."""
     return node.capacity > 0 and (not node.draining or node.holds_back)
@@ -76,7 +82,7 @@ def count_places(nodes: Sequence[NodeView], shares: Mapping[RequestClass, float]
     """The places of these nodes."""
     those = [n for n in nodes if usable(n)]
     spared = frozenset(n.peer for n in those if n.holds_back)
-    return RequestPlaces(shares, training_wants, sum(n.capacity for n in those), len(those), spared)
+    return RequestPlaces(shares, training_wants, sum(map(places_of, those)), len(those), spared)
 
 
 def place(nodes: Sequence[NodeView], book: RequestBook, places: RequestPlaces) -> list[Placement]:
@@ -114,7 +120,7 @@ class _Table:
         self._table = NodeTable(nodes)
         self._open = np.array([not n.draining for n in nodes], bool)
         self._spared = np.array([n.peer in places.spared for n in nodes], bool)
-        self._capacity = np.array([n.capacity for n in nodes], np.int64)
+        self._capacity = np.array([places_of(n) for n in nodes], np.int64)
         self._held = np.array([book.load(n.peer) for n in nodes], np.int64)
         self._at: dict[Version, np.ndarray] = {}
         """version -> bool: which serve it"""
@@ -146,6 +152,8 @@ class _Table:
         avoid = self._table.listed(frozenset(sequence.failed_on))
         if (able & ~avoid).any():
             free &= ~avoid
+        if sequence.failed_on and (able & ~avoid & self._table.unlimited).any():
+            free &= self._table.unlimited  # else what one stranger held up goes to the next one
         if exact is not None:
             pinned = self._pinned[of]
             # As few as do it: those that hold such work already, and another only while the class may have one more.

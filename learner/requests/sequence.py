@@ -66,11 +66,13 @@ class RequestSequence:
     """who works on it; "" when it waits or is over"""
     last_node: str = ""
     """who was asked last"""
+    before: int = 0
+    """tokens that it had when that node was given it"""
     asked_back: bool = False
     """its node is to hand it back"""
-    failures: int = 0
+    failures: float = 0.0
     """misdeeds of nodes that held it"""
-    declines: int = 0
+    declines: float = 0.0
     """nodes that will not make it"""
     failed_on: set[str] = field(default_factory=set)
     finish: str = ""

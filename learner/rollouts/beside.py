@@ -31,6 +31,8 @@ class Taken(NamedTuple):
     """(node, request id) that must stop"""
     late: bool = False
     """of an attempt or sequence that is over: nobody's fault"""
+    made: int = 0
+    """tokens of the sequence that the node made in all, where it has ended as asked"""
 
 
 NOTHING = Footprint()

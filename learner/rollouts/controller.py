@@ -319,8 +319,8 @@ class Rollouts:
                 accepted += said.tokens
                 ended = ended or bool(run.finish)
                 idle += not said.tokens
-                if said.tokens and (run.finish in ("stop", "length") or said.cancel):
-                    self._conduct.ended(peer, run.start + said.tokens)
+                if said.made:
+                    self.rescue.request_ended(peer, run.request_id, said.made, now)
                 if said.refusal is not None and run.finish in ("error", "abort"):  # it gives it up, and no more
                     self._report(peer, said.refusal)
                 else:
@@ -334,7 +334,7 @@ class Rollouts:
                 case Accepted():
                     accepted += outcome.tokens
                     if not self.collector.holds(peer, run.request_id):
-                        self.rescue.ended_at(peer, run.request_id, outcome.gave_up)
+                        self.rescue.ended_at(peer, run.request_id, outcome.gave_up, now)
                     if outcome.cancel:  # a stop string ended what the node goes on with: its place is free
                         self.cancel(outcome.cancel)
                         ended = True

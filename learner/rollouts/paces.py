@@ -54,6 +54,8 @@ class PaceWatch:
         self._looked: float | None = None
         self.usual_s = 0.0
         """seconds that a sequence usually stays at a node; 0 while that is not known"""
+        self.least = 0.0
+        """tokens a second of a sequence below which it is late, the others' pace over SLOW; 0 while that is not known"""
 
     def look(
         self, held: Mapping[str, Mapping[str, int]], made: Mapping[str, int], ended: Mapping[str, int], now: float, *,
@@ -64,9 +66,12 @@ class PaceWatch:
         self._count(held, made, ended, now)
         began = {r: self._began.get(r, (now, tokens)) for requests in held.values() for r, tokens in requests.items()}
         self._began = began
-        paces = {n: w.tokens / w.sequence_s for n, w in self._work.items() if w.sequence_s >= LEAST_S and credible(n)}
-        stays = {n: self._work[n].sequence_s / self._work[n].ended for n in paces if self._work[n].ended >= 0.5}
+        # Who ends nothing tells nothing of what is usual: it would be withholders who say how slow one may be.
+        known = {n: w for n, w in self._work.items() if w.sequence_s >= LEAST_S and w.ended >= 0.5 and credible(n)}
+        paces = {n: w.tokens / w.sequence_s for n, w in known.items()}
+        stays = {n: w.sequence_s / w.ended for n, w in known.items()}
         self.usual_s = median(stays.values()) if stays else 0.0
+        self.least = median(paces.values()) / SLOW if paces else 0.0
         stalls = []
         for node, requests in held.items():
             others, stay = [p for n, p in paces.items() if n != node], [s for n, s in stays.items() if n != node]

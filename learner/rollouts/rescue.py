@@ -7,7 +7,8 @@ was asked back and did not come. Must not know how a link is closed, or what a r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from learner.dispatch.node_table import NodeView
 from learner.rollouts.beside import BesideTraining
@@ -16,6 +17,7 @@ from learner.rollouts.collector import Collector
 from learner.rollouts.hedging import Hedge, to_hedge
 from learner.rollouts.outcomes import Cancel
 from learner.rollouts.paces import STAYS, PaceWatch
+from learner.rollouts.silences import SilenceWatch
 from learner.rollouts.stalls import Stall, StallWatch
 from learner.standing.port import NodeConduct
 from p2p.errors import Refusal
@@ -30,11 +32,12 @@ ANSWER_S = 10.0
 taken by force."""
 
 HEDGE_S = 0.25
-"""Seconds that the trainer waits before what strangers hold up is taken from them, and between two looks at that."""
+"""Seconds that the trainer waits before what holds it up is taken from strangers, and from others what is behind; and between two
+looks at that."""
 
 HEDGE_ANSWER_S = 1.0
-"""Seconds in which a node that has ended a sequence before must give back what the trainer waits for. From one that never has it
-is taken at once."""
+"""Seconds in which a node that has ended a sequence before must give back what the trainer waits for. From one that never has, or
+was doubted lately, it is taken at once."""
 
 TAKEN_EARLY_S = 1.0
 """Who had a sequence for less than this, and STAYS times what one usually takes, is not at fault when it is taken."""
@@ -50,37 +53,68 @@ class Rescue:
     ) -> None:  # fmt: skip
         self._collector, self._buffers, self._conduct, self._beside = collector, buffers, conduct, beside
         self._report, self._cancel, self._send = report, cancel, send
-        self._stalls, self._paces = StallWatch(stall_s), PaceWatch()
+        self._stalls, self._paces, self._silences = StallWatch(stall_s), PaceWatch(), SilenceWatch()
         self._asked: dict[tuple[str, str], float] = {}
         """(node, request id) -> when it was asked back"""
         self._waits: float | None = None
         """since when the trainer waits for what is under way"""
         self.ended: Counter[str] = Counter()
         """sequences that ended as asked, by node"""
+        self._all_ended: Counter[str] = Counter()
+        """the same with those beside training"""
         self._credited: dict[str, int] = {}
         """tokens of each node that its standing knows of"""
         self.taken = 0
         """sequences that were taken from nodes, in all"""
+        self.took_from: Callable[[str, float], None] = lambda peer, now: None
+        """hears of a node from which something was taken; the head sets it, and keeps work from the node for a while"""
 
-    def look(self, now: float) -> list[str]:
-        """Take what stalls, falls behind or was asked back in vain; the nodes concerned, for the head to keep work from."""
-        trained = self._collector.progress()
+    def look(self, now: float, nodes: Callable[[], Iterable[NodeView]]) -> None:
+        """Take what stalls, falls behind or was asked back in vain."""
+        trained, beside = self._collector.progress(), self._beside().progress()
         held = {node: dict(progress) for node, progress in trained.items()}
-        for peer, progress in self._beside().progress().items():
+        for peer, progress in beside.items():
             held[peer] = held.get(peer, {}) | progress
-        stalls = self._stalls.look(held, now)
+        stalls = self._stalls.look(held, now, self._all_ended)
         stalled = {stall.node for stall in stalls}
         late = self._paces.look(
             trained, self._collector.tokens_by_node, self.ended, now, credible=self._conduct.credible,
             patience=lambda node: PATIENCE_S[self._conduct.credible(node)],
         )  # fmt: skip
+        self._silences.look(held, now, least=self._paces.least)
         stalls += [stall for stall in late if stall.node not in stalled]
+        stalls += self._behind(beside, now, {stall.node for stall in stalls}, nodes)
         stalls += self._unanswered(now, {stall.node for stall in stalls})
         for stall in stalls:
             self._report(stall.node, Refusal(f"{stall.reason}: {len(stall.request_ids)} sequences go elsewhere"))
             self._take(stall)
+            self.took_from(stall.node, now)
             self._conduct.doubt(stall.node, stall.reason)
-        return [stall.node for stall in stalls]
+
+    def _behind(
+        self, held: Mapping[str, Mapping[str, int]], now: float, but: set[str], nodes: Callable[[], Iterable[NodeView]]
+    ) -> list[Stall]:
+        """What made no progress for longer than usual, of sequences that somebody waits for who is not the trainer, where another
+        node whose word counts has a free place."""
+        late = partial(self._silences.behind, now=now, least=self._paces.least)
+        behind = {
+            peer: tuple(r for r, tokens in requests.items() if late(peer, r, tokens))
+            for peer, requests in held.items() if peer not in but
+        }  # fmt: skip
+        if not any(behind.values()):
+            return []
+        free = self._free(nodes)
+        return [
+            Stall(peer, those, f"no progress of {those[0]} for longer than usual")
+            for peer, those in behind.items() if those and sum(free.values()) > free.get(peer, 0)
+        ]  # fmt: skip
+
+    def _free(self, nodes: Callable[[], Iterable[NodeView]]) -> dict[str, int]:
+        """Free places of nodes whose word counts."""
+        return {
+            n.peer: max(0, n.capacity - n.load) for n in nodes()
+            if n.live and not n.draining and self._conduct.credible(n.peer)
+        }  # fmt: skip
 
     def ask_back(self, peer: str, request_ids: Sequence[str], now: float) -> None:
         """Ask a node for these, with their tokens."""
@@ -89,38 +123,57 @@ class Rescue:
             self._asked.setdefault((peer, request_id), now)
 
     def hedge(self, now: float, nodes: Callable[[], Iterable[NodeView]]) -> None:
-        """Take what holds up the step for which the trainer waits from nodes whose word does not count, where one whose word
-        counts has a free place. To be called every HEDGE_S."""
+        """Take what holds up the step for which the trainer waits from nodes whose word does not count, and what is behind from
+        others, where another one whose word counts has a free place. To be called every HEDGE_S."""
         ledger, step = self._buffers.ledger, self._buffers.awaited
         if step is None or step != ledger.step or ledger.ready(step):
             self._waits = None
             return
         self._waits = now if self._waits is None else self._waits
-        if now - self._waits < HEDGE_S or not (hedges := to_hedge(ledger, self._collector, self._conduct.credible)):
+        if now - self._waits < HEDGE_S:
             return
-        free = sum(
-            max(0, n.capacity - n.load) for n in nodes() if n.live and not n.draining and self._conduct.credible(n.peer)
-        )
+        behind = partial(self._silences.behind, now=now, least=self._paces.least)
+        if not (hedges := to_hedge(ledger, self._collector, self._conduct.credible, behind)):
+            return
+        free = self._free(nodes)
         fault_s = max(TAKEN_EARLY_S, STAYS * self._paces.usual_s)
         doubted: dict[str, str] = {}
-        for hedge in hedges[:free]:
-            if self.ended[hedge.node] and not self._overdue(hedge, now):
+        moved = 0
+        for hedge in hedges:
+            if moved >= sum(free.values()) - free.get(hedge.node, 0):
+                continue
+            moved += 1
+            polite = self.ended[hedge.node] and not hedge.behind_s and not self._conduct.doubted(hedge.node)
+            if polite and not self._overdue(hedge, now):
                 continue  # it has shown that it answers, and what it has made comes with the answer
             self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"))
-            if now - hedge.since > fault_s:
-                doubted[hedge.node] = f"{hedge.request_id} held the trainer up, after {now - hedge.since:.1f} s at this node"
+            if self.ended[hedge.node]:  # a stranger has few chances: the sooner it used them up, the better
+                self.took_from(hedge.node, now)
+            if hedge.behind_s or now - hedge.since > fault_s:
+                doubted[hedge.node] = (
+                    f"{hedge.request_id} held the trainer up: no progress for {hedge.behind_s:.1f} s" if hedge.behind_s else
+                    f"{hedge.request_id} held the trainer up, after {now - hedge.since:.1f} s at this node"
+                )  # fmt: skip
         for node, why in doubted.items():
             self._conduct.doubt(node, why)
 
-    def ended_at(self, peer: str, request_id: str, gave_up: Iterable[str]) -> None:
+    def ended_at(self, peer: str, request_id: str, gave_up: Iterable[str], now: float) -> None:
         """A sequence, or a turn of it, ended as asked at `peer`: to its credit, and not to that of nodes that had given it up."""
+        self._silences.ended(peer, request_id, now)
         made = self._collector.tokens_by_node.get(peer, 0)
         self._conduct.ended(peer, made - self._credited.get(peer, 0))
         self._credited[peer] = made
         self.ended[peer] += 1
+        self._all_ended[peer] += 1
         for other in gave_up:
             if other != peer:
                 self._conduct.doubt(other, f"gave up {request_id}, which another node made")
+
+    def request_ended(self, peer: str, request_id: str, made: int, now: float) -> None:
+        """One beside training ended as asked, of which `peer` made so many tokens."""
+        self._silences.ended(peer, request_id, now)
+        self._all_ended[peer] += 1
+        self._conduct.ended(peer, made)
 
     def take_all(self, peer: str) -> None:
         """The rest of a message was not read, so nothing that `peer` holds goes on where it stands: all of it goes to others."""

@@ -31,16 +31,22 @@ class StallWatch:
         """request id -> (its tokens, when they last changed)"""
         self._node_moved: dict[str, float] = {}
         """node -> when any of its sequences last gained a token, or when it was given work after having none"""
+        self._ends: dict[str, int] = {}
+        """node -> how many had ended at the last look; of nodes that hold something"""
 
-    def look(self, held: Mapping[str, Mapping[str, int]], now: float) -> list[Stall]:
-        """`held`: node -> request id -> completion tokens so far. What to take away, by node."""
+    def look(self, held: Mapping[str, Mapping[str, int]], now: float, ended: Mapping[str, int] | None = None) -> list[Stall]:
+        """`held`: node -> request id -> completion tokens so far; `ended`: node -> how many ended in all, which may have come and
+        gone between two looks. What to take away, by node."""
         moved: dict[str, tuple[int, float]] = {}
         node_moved: dict[str, float] = {}
         stalls: list[Stall] = []
         for node, requests in held.items():
             if not requests:
                 continue
-            latest = self._node_moved.get(node, now)
+            latest, ends = self._node_moved.get(node, now), (ended or {}).get(node, 0)
+            if ends != self._ends.get(node, ends):
+                latest = now
+            self._ends[node] = ends
             for request_id, tokens in requests.items():
                 before = self._moved.get(request_id)
                 moved[request_id] = before if before is not None and before[0] == tokens else (tokens, now)
@@ -55,4 +61,5 @@ class StallWatch:
             if slow:
                 stalls.append(Stall(node, slow, f"no token of {slow[0]} for {limit:.0f} s"))
         self._moved, self._node_moved = moved, node_moved
+        self._ends = {node: ends for node, ends in self._ends.items() if node in node_moved}
         return stalls

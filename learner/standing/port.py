@@ -15,7 +15,11 @@ class NodeConduct(Protocol):
         """It withheld, was slow without reason, gave up what others did, or ignored what it was told."""
 
     def credible(self, peer: str) -> bool:
-        """Whether its word counts: it is proven, or has delivered something while nobody is proven."""
+        """Whether its word counts: it is proven and not on trial again; while nobody is, who has delivered something
+        and was not doubted since."""
+
+    def doubted(self, peer: str) -> bool:
+        """Whether it is on trial again since it was doubted lately."""
 
 
 class NobodyDoubted(NodeConduct):
@@ -29,3 +33,6 @@ class NobodyDoubted(NodeConduct):
 
     def credible(self, peer: str) -> bool:
         return True
+
+    def doubted(self, peer: str) -> bool:
+        return False

@@ -45,13 +45,16 @@ class MadeOfLate:
         return self._unproven > max(FIRST, share * self._all)
 
 
-def limits(standing: Standing, nodes: Sequence[NodeHolding], made: MadeOfLate, spare: int = 0) -> dict[str, int]:
+def limits(
+    standing: Standing, nodes: Sequence[NodeHolding], made: MadeOfLate, spare: int = 0, now: float = 0.0
+) -> dict[str, int]:
     """Most sequences of each node that may not hold as many as it can; the others are not in it.
 
-    Those that delivered nothing hold together at most `unproven_share` of all that is held once somebody has delivered, FIRST at
-    least. While a proven node is able to work and the unproven made more than that share of what ended of late, they get `spare`
-    sequences together. What is free goes to those first that were never expelled, then to those least doubted, then to those
-    that delivered most: who is about to be proven is not kept from it by crowds. """
+    Those that delivered nothing, and those that were doubted lately (`now` is Unix seconds), hold together at most
+    `unproven_share` of all that is held once somebody has delivered, FIRST at least. While a proven node is able to work and the
+    unproven made more than that share of what ended of late, they get `spare` sequences together. What is free goes to those
+    first that were never expelled, then to those least doubted, then to those that delivered most: who is about to be proven is
+    not kept from it by crowds. """
     out: dict[str, int] = {}
     strangers: list[NodeHolding] = []
     unproven: list[NodeHolding] = []
@@ -64,7 +67,7 @@ def limits(standing: Standing, nodes: Sequence[NodeHolding], made: MadeOfLate, s
             proven_able |= node.able
         else:
             unproven.append(node)
-        if standing.delivered(node.peer):
+        if standing.delivered(node.peer) and not standing.doubted(node.peer, now):
             places += may if node.able else 0
         else:
             strangers.append(node)

@@ -29,6 +29,11 @@ STRANGER_DOUBTS = 3
 """Doubts that expel a peer which has delivered nothing yet, one fewer for each time that it was expelled before. So a stranger
 can hold up what it was given on trial, three times at the most."""
 
+DOUBTED_S = (60.0, 3600.0)
+"""Seconds for which a doubted peer is on trial again, and until it ended a sequence as asked: its word does not count, and it
+shares with strangers what they may hold together. At first, doubled with each further doubt, and at the most. One doubt is
+forgotten in each of the longer time."""
+
 EXPELLED_S = (30.0, 86_400.0)
 """Seconds for which an expelled peer may not come: at first, doubled each time, and at the most."""
 
@@ -74,6 +79,9 @@ class PeerRecord:
     """since it last ended a sequence as asked"""
     doubted: int = 0
     """in all"""
+    strikes: float = 0.0
+    """doubts that were not forgotten at the time `struck_at`, that of the last one"""
+    struck_at: float = 0.0
     refusals: float = 0.0
     """at the time `refused_at`; they fade"""
     refused_at: float = 0.0
@@ -120,6 +128,7 @@ class Standing:
         record.allowance = max(1.0, record.allowance / 2)
         record.doubts += 1
         record.doubted += 1
+        record.strikes, record.struck_at = _left(record, now) + 1.0, now
         record.why = why
         most = DOUBTS if record.delivered else max(1, STRANGER_DOUBTS - record.expelled)
         if record.doubts < most:
@@ -164,7 +173,19 @@ class Standing:
         if self.trusts(peer):
             return capacity
         record = self._records.get(peer)
-        return min(capacity, int(record.allowance) if record is not None else FIRST)
+        if record is None:
+            return min(capacity, FIRST)
+        return min(capacity, int(min(record.allowance, FIRST) if record.doubts else record.allowance))
+
+    def doubted(self, peer: str, now: float) -> bool:
+        """Whether it was doubted lately, or has ended nothing as asked since: it is on trial again."""
+        record = self._records.get(peer)
+        if record is None or not record.strikes or self.trusts(peer):
+            return False
+        if record.doubts:
+            return True
+        first, most = DOUBTED_S
+        return now < record.struck_at + min(first * 2.0 ** (min(record.strikes, 32.0) - 1.0), most)
 
     def delivered(self, peer: str) -> bool:
         """Whether it ended anything as asked since it was last expelled."""
@@ -219,3 +240,8 @@ class Standing:
         for record in sorted(self._records.values(), key=lambda r: (r.barred_until, r.delivered))[: max(1, MOST_RECORDS // 8)]:
             del self._records[record.peer]
             self._changed.discard(record.peer)
+
+
+def _left(record: PeerRecord, now: float) -> float:
+    """Doubts that are not forgotten yet."""
+    return max(0.0, record.strikes - max(0.0, now - record.struck_at) / DOUBTED_S[1])

@@ -3,6 +3,7 @@ the first attacks: one that trickles, sybils that withhold, refuse, ask for mone
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -175,6 +176,59 @@ async def test_a_stranger_who_was_there_first_holds_nothing_up_for_long(tmp_path
         nursery.cancel_scope.cancel()
 
 
+class Turned:
+    """Honest until `on`; then each sequence but one in `honest_each` is withheld. 0: all of them, after the first `first`."""
+
+    def __init__(self, honest_each: int = 0, first: int = 0, on: bool = True) -> None:
+        self.honest_each, self.first, self.on = honest_each, first, on
+        self.asked: Counter[str] = Counter()
+
+    async def __call__(self, node: Node, request: GenerateRequest) -> None:
+        number = self.asked[node.peer]
+        self.asked[node.peer] += self.on
+        if not self.on or number < self.first or (self.honest_each and number % self.honest_each == 0):
+            await honest(node, request)
+
+
+@pytest.mark.parametrize("count", HOW_MANY)
+@pytest.mark.parametrize("honest_each", [0, 2, 8])
+async def test_proven_nodes_that_turn(tmp_path: Path, autojump_clock, honest_each: int, count: int) -> None:
+    """Their word counted: what they held was waited for, for as long as `stall_s`, and eight of them stopped the run for good."""
+    turned = Turned(honest_each, on=False)
+    async with trio.open_nursery() as nursery, open_run(tmp_path, nursery, stall_s=120.0) as run:
+        standing = run.bench.head.trust.standing
+        await trio.sleep(20)
+        alone = await run.pace(MEASURED_S)
+        for _ in range(count):
+            node = await run.join(turned)
+            standing.ended(node.peer, 100)
+            nursery.start_soon(run.keep_coming, node, turned)
+        await trio.sleep(5)
+        assert all(map(run.bench.head.trust.credible, [n.peer for n in run.nodes]))
+        turned.on = True
+        await trio.sleep(BEGUN_S)
+        under_attack = await run.pace(MEASURED_S)
+        print(f"turned {honest_each}, {count}: {under_attack:.2f} of {alone:.2f}")
+        assert under_attack >= LEAST * alone
+        assert sum(n.behaviour is honest and not n.closed for n in run.nodes) == 2
+
+
+@pytest.mark.parametrize("count", HOW_MANY)
+async def test_one_sequence_buys_nothing_while_nobody_is_proven(tmp_path: Path, autojump_clock, count: int) -> None:
+    """Whoever had delivered one token was waited for as if it were proven, until somebody was; which nobody could become."""
+    turned = Turned(first=1)
+    async with trio.open_nursery() as nursery, open_run(tmp_path, nursery, standing={}, stall_s=120.0) as run:
+        await trio.sleep(5)
+        alone = await run.pace(15)
+        for _ in range(count):
+            node = await run.join(turned)
+            nursery.start_soon(run.keep_coming, node, turned)
+        await trio.sleep(BEGUN_S)
+        under_attack = await run.pace(MEASURED_S)
+        print(f"one sequence, {count}: {under_attack:.2f} of {alone:.2f}")
+        assert under_attack >= LEAST * alone
+
+
 @pytest.mark.skipif(not NIGHTLY, reason="nightly: a minute of sixty nodes")
 async def test_sixty_of_all_kinds(tmp_path: Path, autojump_clock) -> None:
     kinds = [withhold, trickle, refuse, fail]
@@ -288,3 +342,61 @@ async def test_what_is_made_for_requests_counts_as_well(tmp_path: Path, autojump
                     pass
         assert bench.head.trust.standing.of(node.peer).delivered >= 40
         assert bench.head.trust.standing.may_hold(node.peer, 16) == 16
+
+
+async def ask_many(bench: Bench, count: int) -> list[float]:
+    """Seconds until each of so many requests was answered."""
+    took: list[float] = []
+    began = trio.current_time()
+
+    async def one(seed: int) -> None:
+        ask = Ask(request_class="serving", prompt_ids=(1, 2, 3), max_new_tokens=4, stop_ids=(0,), seed=seed)
+        async with bench.head.requests.sample(ask) as tokens:
+            async for _run in tokens:
+                pass
+        took.append(trio.current_time() - began)
+
+    with trio.fail_after(600):
+        async with trio.open_nursery() as nursery:
+            for seed in range(count):
+                nursery.start_soon(one, seed)
+    return took
+
+
+@pytest.mark.parametrize("count", HOW_MANY)
+@pytest.mark.parametrize("behave", [withhold, refuse])
+async def test_requests_go_on_beside_strangers(tmp_path: Path, autojump_clock, behave, count: int) -> None:
+    """A stranger that said it could hold 4,096 held all the endpoint's requests for `stall_s`; three that refused failed them."""
+    async with open_head(tmp_path / "run", standing=STRICT, groups_per_step=0, stall_s=120.0, wall=wall) as bench:
+        nodes = [await bench.join(honest, capacity=4) for _ in range(2)]
+        for node in nodes:
+            bench.head.trust.standing.ended(node.peer, 4000)
+        alone = max(await ask_many(bench, 256))
+        for _ in range(count):
+            await bench.join(behave, capacity=4096)
+        await trio.sleep(3)
+        first = max(await ask_many(bench, 256))
+        under_attack = max(await ask_many(bench, 256))
+        print(f"requests, {behave.__name__} {count}: {first:.1f} and {under_attack:.1f} s, {alone:.1f} alone")
+        assert under_attack <= alone / LEAST and first <= alone / LEAST + BEGUN_S
+
+
+async def test_who_ends_what_others_made_is_not_credited_with_it(tmp_path: Path, autojump_clock) -> None:
+    """A request of which another node had made thirty tokens."""
+
+    async def begins(node: Node, request: GenerateRequest) -> None:
+        if len(node.requests) == 1:
+            await node.say(Tokens((TokenEvent.of(request.request_id, 0, (1,) * 30, (-1.0,) * 30, node.version),)))
+
+    async def ends(node: Node, request: GenerateRequest) -> None:
+        start = len(request.prefix_ids) // 4
+        await node.say(Tokens((TokenEvent.of(request.request_id, start, (0,), (-1.0,), node.version, "stop"),)))
+
+    async with open_head(tmp_path / "run", standing=STRICT, groups_per_step=0, stall_s=10.0) as bench:
+        first = await bench.join(begins, capacity=4)
+        ask = Ask(request_class="serving", prompt_ids=(1, 2, 3), max_new_tokens=64, stop_ids=(0,), seed=5)
+        async with bench.head.requests.sample(ask) as tokens:
+            await bench.until(lambda: bool(first.requests))
+            second = await bench.join(ends, capacity=4)
+            assert len([t async for run in tokens for t in run.ids]) == 31
+        assert bench.head.trust.standing.of(second.peer).delivered == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from learner.rollouts.paces import SLOW, STAYS, PaceWatch
 from learner.standing.shares import MadeOfLate, NodeHolding, limits
-from learner.standing.standing import FIRST, Standing, StandingRules
+from learner.standing.standing import DOUBTED_S, FIRST, Standing, StandingRules
 
 
 class World:
@@ -90,3 +90,49 @@ def test_who_made_too_much_of_late_gets_nothing_for_a_while() -> None:
     standing.ended("quick", 5)
     assert share_of(standing, NodeHolding("good", 30, 30), NodeHolding("quick", 64, 1), made=made)["quick"] == 1
     assert share_of(standing, NodeHolding("good", 30, 30), NodeHolding("quick", 64, 1))["quick"] == FIRST + 1
+
+
+def test_who_ends_nothing_says_nothing_of_what_is_usual() -> None:
+    """Proven nodes that began to withhold were most of those that others are compared with, so nobody was late."""
+    world = World(10, a=10.0, b=10.0, **{f"w{i}": 0.0 for i in range(8)})
+    late = world.run(60, credible=lambda node: True)
+    assert late == {f"w{i}" for i in range(8)}
+
+
+def test_a_doubted_node_shares_with_strangers_what_they_may_hold() -> None:
+    standing = Standing(StandingRules(proven_tokens=10, unproven_share=0.25))
+    for peer in ("good", "bad", "trusted"):
+        for _ in range(62):
+            standing.ended(peer, 10)
+    standing.doubt("bad", "withheld", 100.0)
+    nodes = NodeHolding("good", 30, 20), NodeHolding("bad", 64, 0), NodeHolding("new", 64, 0)
+    assert limits(standing, nodes, MadeOfLate(), now=101.0) == {"bad": FIRST, "new": FIRST}, "until it ends something"
+    standing.ended("bad", 10)
+    assert limits(standing, nodes, MadeOfLate(), now=101.0) == {"bad": 10, "new": 0}, "a quarter of 40 together"
+    assert limits(standing, nodes, MadeOfLate(), now=100.0 + DOUBTED_S[0])["bad"] == standing.may_hold("bad", 64) > 30
+
+
+def test_a_doubt_puts_a_node_on_trial_for_a_while_that_doubles_and_until_it_ends_something() -> None:
+    standing = Standing(StandingRules(trusted=frozenset({"trusted"})))
+    first, most = DOUBTED_S
+    assert not standing.doubted("n", 0.0)
+    for peer in "n", "trusted":
+        standing.ended(peer, 5000)
+        standing.doubt(peer, "withheld", 0.0)
+    assert standing.doubted("n", most), "it has ended nothing since"
+    standing.ended("n", 1)
+    assert standing.doubted("n", first - 1) and not standing.doubted("n", first)
+    now = first
+    standing.doubt("n", "withheld", now)
+    standing.ended("n", 1)
+    assert standing.doubted("n", now + 1.9 * first) and not standing.doubted("n", now + 2 * first)
+    assert not standing.doubted("trusted", 1.0)
+    for _ in range(20):
+        standing.ended("n", 1)
+        standing.doubt("n", "withheld", now)
+    standing.ended("n", 1)
+    assert standing.doubted("n", now + most - 1) and not standing.doubted("n", now + most)
+    later = now + 30 * most  # all is forgotten
+    standing.doubt("n", "withheld", later)
+    standing.ended("n", 1)
+    assert not standing.doubted("n", later + first)

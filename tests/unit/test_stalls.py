@@ -50,3 +50,14 @@ def test_a_node_that_moves_in_time_is_never_stalled(moves) -> None:
         assert watch.look({n: {f"{n}{i}": t for i, t in enumerate(ts)} for n, ts in tokens.items()}, now) == []
         now += wait
     assert watch.look({}, now) == [] and not watch._moved and not watch._node_moved  # memory of what is over
+
+
+def test_a_node_of_short_sequences_moves_though_none_is_seen_twice() -> None:
+    """Each look finds other sequences, which came and will have gone before the next: it was said to make nothing."""
+    watch = StallWatch(60.0)
+    for look in range(100):
+        assert watch.look({"a": {f"{look}.0.0": 0}}, 2.0 * look, {"a": 7 * look}) == []
+    ends = {"a": 693}
+    for look in range(100, 130):
+        assert watch.look({"a": {f"{look}.0.0": 0}}, 2.0 * look, ends) == []
+    assert [stall.node for stall in watch.look({"a": {"130.0.0": 0}}, 260.0, ends)] == ["a"]

@@ -1,0 +1,75 @@
+"""How long sequences go without progress at their nodes, and which of them longer than usual. Pure: counts and times in.
+
+A node that has proven itself may begin to withhold. What the trainer waits for is then taken from it as well, once it has been
+silent for longer than sequences are that end: engines pause for an update, and what is sent to a full node waits there for a
+slot. Must not know whose word counts, what the trainer waits for, or what follows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+RECENT, LEAST_ENDED = 256, 16
+"""Ended sequences whose silences are remembered, and below how many of them nothing is called unusual."""
+
+USUAL = 0.75
+"""Share of the ended sequences that were silent for no longer than what counts as usual: who makes less than a quarter of what
+ends cannot move it."""
+
+HELD_UP_S, USUALS = 3.0, 2.0
+"""A sequence is behind after so many seconds without progress, and so many times what is usual."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One sequence at one node."""
+
+    tokens: int
+    at: float
+    """when it had made progress, as far as was looked"""
+    longest: float = 0.0
+    """seconds between two times that it had"""
+
+
+class SilenceWatch:
+    """`look` is called every few seconds with all that nodes hold, `ended` with what ends as asked, and `behind` at any time."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], _Seen] = {}
+        self._ended: deque[float] = deque(maxlen=RECENT)
+
+    @property
+    def usual_s(self) -> float:
+        """Seconds that sequences usually are silent at most; infinite while too few have ended."""
+        if len(self._ended) < LEAST_ENDED:
+            return math.inf
+        return sorted(self._ended)[math.ceil(USUAL * len(self._ended)) - 1]
+
+    def look(self, held: Mapping[str, Mapping[str, int]], now: float, *, least: float) -> None:
+        """`held`: node -> request id -> completion tokens so far. `least`: tokens a second below which it is no progress."""
+        seen, self._seen = self._seen, {}
+        for node, requests in held.items():
+            for request_id, tokens in requests.items():
+                self._seen[node, request_id] = _progress(seen.get((node, request_id)), tokens, now, least)
+
+    def ended(self, node: str, request_id: str, now: float) -> None:
+        """It ended as asked. What came and went between two looks was not silent for long."""
+        seen = self._seen.pop((node, request_id), None)
+        self._ended.append(0.0 if seen is None else max(seen.longest, now - seen.at))
+
+    def behind(self, node: str, request_id: str, tokens: int, now: float, *, least: float) -> float:
+        """Seconds for which a sequence that has so many tokens made no progress, if that is longer than usual; else 0."""
+        seen = self._seen[node, request_id] = _progress(self._seen.get((node, request_id)), tokens, now, least)
+        silent = now - seen.at
+        return silent if silent > HELD_UP_S + USUALS * self.usual_s else 0.0
+
+
+def _progress(seen: _Seen | None, tokens: int, now: float, least: float) -> _Seen:
+    if seen is None:
+        return _Seen(tokens, now)
+    if tokens - seen.tokens > least * (now - seen.at):
+        seen.tokens, seen.at, seen.longest = tokens, now, max(seen.longest, now - seen.at)
+    return seen

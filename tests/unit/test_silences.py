@@ -1,0 +1,67 @@
+"""Sequences that make no progress for longer than is usual."""
+
+from __future__ import annotations
+
+from learner.rollouts.silences import HELD_UP_S, LEAST_ENDED, USUAL, USUALS, SilenceWatch
+
+
+def watch_of(*silences: float) -> SilenceWatch:
+    """Sequences ended that had been silent for so long each."""
+    watch = SilenceWatch()
+    for number, silence in enumerate(silences):
+        watch.look({"n": {f"{number}": 1}}, 0.0, least=0.0)
+        watch.ended("n", f"{number}", silence)
+    return watch
+
+
+def test_who_says_nothing_is_behind_after_some_seconds_and_what_is_usual() -> None:
+    watch = watch_of(*[2.0] * LEAST_ENDED)
+    assert watch.usual_s == 2.0
+    bound = HELD_UP_S + USUALS * 2.0
+    assert not watch.behind("n", "a", 7, 100.0, least=0.0)
+    assert not watch.behind("n", "a", 7, 100.0 + bound, least=0.0)
+    assert watch.behind("n", "a", 7, 100.5 + bound, least=0.0) == bound + 0.5
+    assert not watch.behind("n", "a", 8, 101.0 + bound, least=0.0), "it made a token"
+
+
+def test_a_token_now_and_then_is_no_progress_where_others_make_many() -> None:
+    watch = watch_of(*[0.0] * LEAST_ENDED)
+    late = [at for at in range(20) if watch.behind("n", "a", at // 2, float(at), least=1.25)]
+    assert late[:1] == [4]
+    assert not any(watch.behind("n", "b", 2 * at, float(at), least=1.25) for at in range(200))
+
+
+def test_before_enough_ended_nothing_is_unusual() -> None:
+    watch = watch_of(*[0.0] * (LEAST_ENDED - 1))
+    assert not watch.behind("n", "a", 1, 0.0, least=0.0) and not watch.behind("n", "a", 1, 1e6, least=0.0)
+
+
+def test_engines_that_pause_and_queue_are_usual_once_enough_ended_so() -> None:
+    most = round(LEAST_ENDED * (1 - USUAL))
+    few = watch_of(*[0.0] * (LEAST_ENDED - most), *[60.0] * most)
+    many = watch_of(*[0.0] * (LEAST_ENDED - most - 1), *[60.0] * (most + 1))
+    assert few.usual_s == 0.0 and many.usual_s == 60.0
+
+
+def test_what_came_and_went_between_two_looks_was_not_silent() -> None:
+    watch = SilenceWatch()
+    for number in range(LEAST_ENDED):
+        watch.ended("n", str(number), 50.0)
+    assert watch.usual_s == 0.0
+
+
+def test_a_silence_within_a_sequence_counts_as_one_at_its_end() -> None:
+    watch = SilenceWatch()
+    for number in range(LEAST_ENDED):
+        for at, tokens in (0.0, 1), (9.0, 5), (10.0, 9):
+            watch.look({"n": {str(number): tokens}}, at, least=0.0)
+        watch.ended("n", str(number), 10.5)
+    assert watch.usual_s == 9.0
+
+
+def test_what_is_held_no_more_is_forgotten() -> None:
+    """A sequence that comes back to the same node is not silent since its first stay."""
+    watch = watch_of(*[0.0] * LEAST_ENDED)
+    watch.look({"n": {"a": 3}}, 0.0, least=0.0)
+    watch.look({"n": {}}, 50.0, least=0.0)
+    assert not watch.behind("n", "a", 3, 100.0, least=0.0)
