@@ -73,7 +73,8 @@ IN_THE_HANDSHAKE = {"Hello", "Welcome", "Rejection", "Renewal"}
 """Kinds of which a link has one at the beginning, or that come with one signature and no list."""
 
 HALF = {"Parts"}
-"""Kinds that take more than half of the bound on a machine of today (256 signatures: 33 ms), and may take twice of it on a slow one."""
+"""Kinds that take more than half of the bound on a machine of today (256 signatures: 33 ms), and may take twice the bound on a slow
+one."""
 
 Make = Callable[[int], object]
 """The message of try i."""
@@ -166,9 +167,14 @@ async def test_what_a_stranger_may_send_to_the_head(tmp_path: Path, autojump_clo
 def messages_to_a_node(one: str, other: str, mid: bytes, parts: tuple[bytes, ...], chunks: int) -> list[Make]:
     """What the head may send; `one` and `other` are members."""
     version, every = Version(1, 1), tuple(range(chunks))
-    ids = [Identity.from_seed((5000 + j).to_bytes(4, "big") * 8).peer_id for j in range(9000)]
-    placed, groups = tuple(Placed(peer, j % 60) for j, peer in enumerate(ids)), tuple(range(60))
+    groups = tuple(range(60))
     again = written_anew(parts[1]) if parts[1] else b""
+
+    def ids(i: int) -> tuple[str, ...]:
+        return tuple(f"12D3KooW{i}".ljust(46, "x") + f"{j:06}" for j in range(9000))
+
+    def placed(i: int) -> tuple[Placed, ...]:
+        return tuple(Placed(peer, j % 60) for j, peer in enumerate(ids(i)))
 
     def request(i: int, j: int) -> GenerateRequest:
         return GenerateRequest.of(Generate(f"{i}.{j}.0", (1,) * 900, 9, (0,), 7, version))
@@ -187,9 +193,9 @@ def messages_to_a_node(one: str, other: str, mid: bytes, parts: tuple[bytes, ...
         lambda i: Relieve(mid, every), lambda i: Have(mid, every), lambda i: Parts(mid, (again,) * FEW if again else ()),
         lambda i: Chunk(mid, 0, MOST, bytes([i]) * (MAX_FRAME - 60)),
         lambda i: Activate("active", TEXT[:20_000]), lambda i: Allowance(None, None),
-        lambda i: Grouping(0, (0,) * 60, True, placed, groups, groups, tuple(ids)),
+        lambda i: Grouping(0, (0,) * 60, True, placed(i), groups, groups, ids(i)),
         lambda i: Grouping(0, (), True, ()),
-        lambda i: Roster(1, tuple(RosterEntry(peer, (f"/memory/{i}",), "n") for peer in ids)), lambda i: Roster(1, ()),
+        lambda i: Roster(1, tuple(RosterEntry(peer, (), "n" * 30) for peer in ids(i))), lambda i: Roster(1, ()),
     ]  # fmt: skip
 
 

@@ -25,8 +25,8 @@ from tests.swarm.test_head import open_head, silent
 
 BOUND_S = 0.05
 SLOW = 2.0
-"""How much slower than a machine of today this one may be, for messages that take more than half of the bound there: the most runs
-of tokens take 39 ms, and 3 to be read."""
+"""How much slower than a machine of today this one may be, for messages that take more than half of the bound there: the most
+runs of tokens take 39 ms, and 3 to be read."""
 
 FROM_THE_HEAD = {"Assign", "Abort", "Interrupt", "Catalog", "Roster", "Grouping", "Relieve", "Renewal", "Activate", "Welcome"}
 """Messages that are refused, as a whole, from anyone else."""
