@@ -73,8 +73,8 @@ IN_THE_HANDSHAKE = {"Hello", "Welcome", "Rejection", "Renewal"}
 """Kinds of which a link has one at the beginning, or that come with one signature and no list."""
 
 HALF = {"Parts"}
-"""Kinds that take more than half of the bound on a machine of today (256 signatures: 33 ms), and may take twice the bound on a slow
-one."""
+"""Kinds that take more than half of the bound on a machine of today (256 signatures: 33 ms), and may take twice the bound on a
+slow one."""
 
 Make = Callable[[int], object]
 """The message of try i."""
