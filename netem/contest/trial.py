@@ -14,7 +14,7 @@ from netem.contest.players import peer_argv
 from netem.contest.scenario import Scenario, crossed, finish, judge
 from netem.contest.tuning import congestion_in_force, player_options
 from netem.emulation.backends import AUTO, choose
-from p2p.membership.pairs import pairs_of as pair_links
+from p2p.membership.pairs import LinkBook
 from p2p.protocol.reach import Linked
 
 CUT = 5.0
@@ -79,11 +79,11 @@ def round_values(scenario: Scenario, result: RoundResult, number: int) -> dict[s
 
 def pairs_of(result: RoundResult) -> list[dict[str, str]]:
     """How each pair of nodes is linked, in the words of the side that knows more of it: one that was dialled knows only that."""
-    said = {
-        one: [Linked(other, kind, result.unlinked.get(one, {}).get(other, "")) for other, kind in kinds.items()]
-        for one, kinds in result.linked.items()
-    }
-    return [pair._asdict() for pair in pair_links(said)]
+    book, names = LinkBook(), {*result.linked, *(other for kinds in result.linked.values() for other in kinds)}
+    for one, kinds in result.linked.items():
+        rows = [Linked(other, kind, result.unlinked.get(one, {}).get(other, "")) for other, kind in kinds.items()]
+        book.put(one, rows, names.__contains__)
+    return [pair._asdict() for pair in book.pairs(names, len(names) ** 2)]
 
 
 def describe(values: dict[str, Any]) -> str:

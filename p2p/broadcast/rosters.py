@@ -38,6 +38,8 @@ class Rosters:
         self.apart: set[str] = set()
         """peers that are nobody's neighbours but the head's: they are not listed, and are told of nobody"""
         self._told: dict[str, tuple[Link, tuple[RosterEntry, ...], Grouping]] = {}
+        self._listed: dict[str, frozenset[str]] = {}
+        """peer -> the peers of the roster that it was told last"""
         self._stale = False
 
     def changed(self) -> None:
@@ -45,6 +47,7 @@ class Rosters:
         for peer in [p for p in self.grid if p not in self._links]:
             self.grid.remove(peer)
             self._told.pop(peer, None)
+            self._listed.pop(peer, None)
         for peer, link in self._links.items():
             if peer not in self.apart:
                 self.grid.add(peer, link.site, stranger=not self.passes_on(peer))
@@ -75,8 +78,7 @@ class Rosters:
 
     def lists(self, one: str, other: str) -> bool:
         """Whether `one` was told to link with `other`."""
-        told = self._told.get(one)
-        return told is not None and any(member.peer == other for member in told[1])
+        return other in self._listed.get(one, ())
 
     def flush(self) -> None:
         """Tell the nodes whose neighbours changed since the last time; to be called by a timer."""
@@ -103,6 +105,7 @@ class Rosters:
             link.post(replace(grouping, apart=tuple(apart)))
         link.post(make_roster(self._epoch, roster))
         self._told[link.peer] = link, roster, grouping
+        self._listed[link.peer] = frozenset(member.peer for member in roster)
 
 
 class _Entries:

@@ -21,6 +21,9 @@ AGAIN_S = 0.2
 """Seconds after an attempt that failed at once to the next one. A router that refuses instead of dropping does so until the other
 side's own packet has passed it."""
 
+MAX_ADDRESS = 200
+"""Characters of an address that is looked at: the longest one of a host, with a peer id behind it, has 110 or so."""
+
 OWN_FAULT = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EINVAL, errno.ENETUNREACH, errno.EHOSTUNREACH})
 """Errors of a dial that may come from the port that it was to leave from: the same two ends may be connected already, or the
 address listened on has no way to that target."""
@@ -34,15 +37,16 @@ class TcpEnd(NamedTuple):
 
 
 def endpoint_of(address: str) -> TcpEnd | None:
-    """The endpoint of "/ip4/ADDRESS/tcp/PORT" or "/ip6/..."; None for any other multiaddr."""
-    parts = address.split("/")
-    if len(parts) < 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp" or not parts[4].isdigit():
+    """The endpoint of "/ip4/ADDRESS/tcp/PORT" or "/ip6/..."; None for any other multiaddr, and for more than MAX_ADDRESS
+    characters: strangers say such addresses."""
+    parts = address.split("/") if len(address) <= MAX_ADDRESS else ()
+    if len(parts) < 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp":
         return None
     try:
-        host = ipaddress.ip_address(parts[2])
-    except ValueError:
+        host, port = ipaddress.ip_address(parts[2]), int(parts[4]) if parts[4].isdigit() else -1
+    except ValueError:  # "²" is a digit, and no number
         return None
-    return TcpEnd(str(host), int(parts[4])) if (host.version == 6) == (parts[1] == "ip6") and int(parts[4]) < 65_536 else None
+    return TcpEnd(str(host), port) if (host.version == 6) == (parts[1] == "ip6") and 0 <= port < 65_536 else None
 
 
 def end_of(name: Sequence[Any]) -> TcpEnd:

@@ -51,9 +51,8 @@ def mostly_apart(members: Collection[str], gaps: Iterable[tuple[str, str]]) -> f
 
 def by_sender(rows: Iterable[PassOn], links: Collection[str]) -> Mapping[str, tuple[PassOn, ...]]:
     """What is to be passed on, by whom it comes from. Rows that make no sense are left out; `links`: who could be meant."""
-    found: dict[str, tuple[PassOn, ...]] = {}
-    known = set(links)
+    found: dict[str, list[PassOn]] = {}
     for row in rows:
-        if row.share < row.of <= MAX_DEPUTIES and {row.source, row.target} <= known and row.source != row.target:
-            found[row.source] = (*found.get(row.source, ()), row)
-    return found
+        if row.share < row.of <= MAX_DEPUTIES and row.source in links and row.target in links and row.source != row.target:
+            found.setdefault(row.source, []).append(row)
+    return {source: tuple(mine) for source, mine in found.items()}

@@ -23,6 +23,10 @@ BURST, RATE = 64, 0.5
 """Meetings that a member may ask for at once, and the number a second that it gains back: a new node of a full mesh asks for one
 with each of up to 31 others, twice."""
 
+MOVES, MOVE_S = 4, 10.0
+"""Times at once that a member's new addresses are passed on to the others, and seconds until it has one more time: each costs a
+roster to everybody. A node changes them once or twice when it comes (its router mapped a port), and with a new lease."""
+
 LEAD_S = 0.3
 """Seconds from the head's word to the meeting, beyond the slower of the two ways: time to wake up and to bind."""
 
@@ -36,9 +40,21 @@ class MeetingPlace:
     meets: Reach
     """its listening port as others see it"""
     nat: str = "unknown"
-    tokens: float = BURST
-    at: float = 0.0
-    """when `tokens` was counted"""
+
+
+@dataclass(slots=True)
+class _Turns:
+    """How often one member may still have something done, and as of when that was counted."""
+
+    left: float
+    at: float
+
+    def take(self, now: float, most: float, per_s: float) -> bool:
+        self.left, self.at = min(most, self.left + (now - self.at) * per_s), now
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
 
 
 class Arrangement(NamedTuple):
@@ -64,26 +80,32 @@ class Introductions:
         self.places: dict[str, MeetingPlace] = {}
         """by peer"""
         self._last: dict[frozenset[str], float] = {}
+        self._asks: dict[str, _Turns] = {}
+        self._moves: dict[str, _Turns] = {}
 
-    def put(self, peer: str, place: MeetingPlace, now: float) -> None:
+    def put(self, peer: str, place: MeetingPlace) -> None:
         """Where `peer` is from now on; what it may ask for stays what it was."""
-        before = self.places.get(peer)
-        place.tokens, place.at = (before.tokens, before.at) if before is not None else (BURST, now)
         self.places[peer] = place
+
+    def may_move(self, peer: str, now: float) -> bool:
+        """Whether others are told now of new addresses of `peer`; that then counts."""
+        return self._moves.setdefault(peer, _Turns(MOVES, now)).take(now, MOVES, 1 / MOVE_S)
 
     def forget(self, peer: str) -> None:
         """`peer` is gone."""
-        self.places.pop(peer, None)
+        for kept in (self.places, self._asks, self._moves):
+            kept.pop(peer, None)
         for pair in [pair for pair in self._last if peer in pair]:
             del self._last[pair]
 
     def arrange(self, asker: str, other: str, now: float, *, ways: tuple[float, float] = (0.0, 0.0)) -> Arrangement | str | None:
         """The meeting of two members; a text says why there is none, None that one is under way. `ways`: seconds from the head to
         each. Refusal when `asker` asks for too many."""
+        if not self._asks.setdefault(asker, _Turns(BURST, now)).take(now, BURST, RATE):
+            raise Refusal("asks for too many meetings", peer=asker)
         one = self.places.get(asker)
         if one is None:
             return "this node did not say where it is"
-        self._take(asker, one, now)
         pair = frozenset((asker, other))
         if now - self._last.get(pair, float("-inf")) < PAIR_S:
             return None
@@ -104,13 +126,6 @@ class Introductions:
         return Arrangement(
             Meeting(other, addresses[1], first, lead - ways[0]), Meeting(asker, addresses[0], not first, lead - ways[1])
         )
-
-    @staticmethod
-    def _take(peer: str, place: MeetingPlace, now: float) -> None:
-        place.tokens, place.at = min(float(BURST), place.tokens + (now - place.at) * RATE), now
-        if place.tokens < 1:
-            raise Refusal("asks for too many meetings", peer=peer)
-        place.tokens -= 1
 
 
 def _told(one: MeetingPlace, to: MeetingPlace) -> tuple[str, ...]:

@@ -13,9 +13,9 @@ from p2p.errors import Refusal
 from p2p.membership.deputies import deputies_of, mostly_apart
 from p2p.membership.introductions import Introductions, place_of
 from p2p.membership.links import Link
-from p2p.membership.pairs import PairLink, pairs_of
+from p2p.membership.pairs import LinkBook, PairLink
 from p2p.membership.reachability import KINDS
-from p2p.protocol.reach import Introduce, Linked, LinkKinds, NoMeeting, PassingOn, PassOn, Whereabouts
+from p2p.protocol.reach import Introduce, LinkKinds, NoMeeting, PassingOn, PassOn, Whereabouts
 
 MAX_PAIRS = 500
 """Pairs of members that a status lists: a full mesh of 32 has 496."""
@@ -30,11 +30,16 @@ class Matchmaker:
     ) -> None:
         self._network, self._links, self._listed, self._moved = network, links, listed, moved
         self.introductions = Introductions()
-        self.said: dict[str, tuple[Linked, ...]] = {}
-        """how each member says that it is linked with others"""
+        self._book = LinkBook()
+        """how members say that they are linked with those that they were told to link with"""
         self._passing: dict[str, tuple[Link, tuple[PassOn, ...]]] = {}
+        self._moving: set[str] = set()
+        """members whose new addresses wait, since they change too often"""
         self._stale = False
         self._members: Collection[str] = ()
+        self._gaps: frozenset[tuple[str, str]] = frozenset()
+        self._duties: dict[str, tuple[PassOn, ...]] = {}
+        """what follows from both, by member"""
         self.apart: frozenset[str] = frozenset()
         """members that have no link with most of the others"""
 
@@ -43,50 +48,64 @@ class Matchmaker:
         match message:
             case Whereabouts():
                 place = place_of(link.peer, message, link.control.remote(), self._network.addresses)
-                self.introductions.put(link.peer, place, trio.current_time())
-                if link.reach != place.reach:
-                    link.reach = place.reach
-                    self._moved()
+                self.introductions.put(link.peer, place)
+                self._move(link)
             case Introduce():
                 self._introduce(link, message)
             case LinkKinds():
                 if any(one.kind not in KINDS for one in message.links):
                     raise Refusal("an unknown kind of link", peer=link.peer)
-                self.said[link.peer] = tuple(one for one in message.links if one.peer in self._links)
-                self._stale = True
+                self._hear(link.peer, message)
             case _:
                 return False
         return True
 
     def pairs(self) -> list[PairLink]:
         """How members are linked with each other, at most MAX_PAIRS of them, by their names; those without a link first."""
-        found = [pair for pair in pairs_of(self.said) if pair.one in self._links and pair.other in self._links]
-        names = {peer: link.name for peer, link in self._links.items()}
-        return [pair._replace(one=names[pair.one], other=names[pair.other]) for pair in found[:MAX_PAIRS]]
+        found, links = self._book.pairs(self._links, MAX_PAIRS), self._links
+        return [pair._replace(one=links[pair.one].name, other=links[pair.other].name) for pair in found]
 
     def forget(self, peer: str) -> None:
         """`peer` is gone."""
         self.introductions.forget(peer)
-        self.said.pop(peer, None)
+        self._moving.discard(peer)
+        self._book.forget(peer)
         self._stale = True
 
     def flush(self, members: Collection[str]) -> None:
         """Tell members what they pass on, where that changed; to be called by a timer. `members`: those that are all to be
         linked with each other."""
+        for peer in self._moving & self._links.keys():
+            self._move(self._links[peer])
         if not self._stale and members == self._members:
             return
-        self._stale, self._members = False, members
-        linked = {frozenset((one, row.peer)) for one, rows in self.said.items() for row in rows if row.kind != "relayed"}
-        gaps = [(one, row.peer) for one, rows in self.said.items() for row in rows if row.kind == "relayed"]
-        gaps = [gap for gap in gaps if frozenset(gap) not in linked]
-        found, self.apart = deputies_of(members, gaps), mostly_apart(members, gaps)
+        gaps = self._book.gaps(members)
+        if gaps != self._gaps or members != self._members:
+            self._duties, self.apart = deputies_of(members, gaps), mostly_apart(members, gaps)
+        self._stale, self._members, self._gaps = False, members, gaps
         for peer, link in self._links.items():
-            rows = found.get(peer, ())
+            rows = self._duties.get(peer, ())
             before = self._passing.get(peer)
             if rows != (before[1] if before is not None and before[0] is link else ()):
                 link.post(PassingOn(rows))
             self._passing[peer] = link, rows
         self._passing = {peer: told for peer, told in self._passing.items() if peer in self._links}
+
+    def _hear(self, peer: str, message: LinkKinds) -> None:
+        if self._book.put(peer, message.links, lambda other: other in self._links and self._listed(peer, other)):
+            self._stale = True
+
+    def _move(self, link: Link) -> None:
+        """Let others hear of a member's new addresses, now or, if it changes them too often, when `flush` comes here again."""
+        place = self.introductions.places[link.peer]
+        self._moving.discard(link.peer)
+        if link.reach == place.reach:
+            return
+        if self.introductions.may_move(link.peer, trio.current_time()):
+            link.reach = place.reach
+            self._moved()
+        else:
+            self._moving.add(link.peer)
 
     def _introduce(self, link: Link, message: Introduce) -> None:
         other = self._links.get(message.peer)

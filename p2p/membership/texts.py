@@ -24,6 +24,9 @@ MAX_REASON = 500
 MAX_PEER_TEXT = 64
 """Characters of a peer id that a message names: a real one has 52."""
 
+MAX_WHY = 200
+"""Characters that are kept of why two members have no link. A status has one such text for each of up to 500 pairs."""
+
 _BOUNDS = {"reason": MAX_REASON, "peer": MAX_PEER_TEXT, "rests": MAX_NAME, "limits": MAX_NAME}
 """Fields of messages that people read, and their characters."""
 

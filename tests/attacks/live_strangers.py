@@ -10,7 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from itertools import count as numbers
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
@@ -22,8 +22,9 @@ from p2p.identity import Identity
 from p2p.limits import PROTOCOL_VERSION
 from p2p.membership.admission import Ticket, read_ticket
 from p2p.protocol.generation import NodeStatus, Tokens
-from p2p.protocol.join import Hello, Welcome
+from p2p.protocol.join import Hello, Roster, Welcome
 from p2p.protocol.messages import decode
+from p2p.protocol.reach import Introduce, Linked, LinkKinds, Whereabouts
 from p2p.protocol.rollout import TokenEvent
 from p2p.protocol.versions import Catalog, GetCatalog, GetParts, Have, Installed, Report, Subscribe, Want
 from p2p.protocol.wire import MANY, MAX_LINE, encode, encode_struct
@@ -35,6 +36,7 @@ PAUSE_S = 0.02
 AGAIN_S = 0.2
 """Until a stranger whose link ended dials again."""
 
+T = TypeVar("T")
 Say = Callable[["Link"], Awaitable[None]]
 
 
@@ -51,9 +53,16 @@ class Link:
 
     async def catalog(self) -> Catalog:
         """Until the head says what can be fetched."""
+        return await self._first(Catalog)
+
+    async def roster(self) -> Roster:
+        """Until the head says whom to link with."""
+        return await self._first(Roster)
+
+    async def _first(self, kind: type[T]) -> T:
         while True:
             message = decode(await self.control.receive())
-            if isinstance(message, Catalog):
+            if isinstance(message, kind):
                 return message
 
 
@@ -99,6 +108,21 @@ async def reports(link: Link) -> None:
         await link.say(encode(Report(f"{i}", Version(1, 0), i, "x" * (MAX_LINE - 1))))
 
 
+async def links_and_places(link: Link) -> None:
+    """Says of its links, its addresses and whom it cannot reach whatever it may, something new each time."""
+    members = [member.peer for member in (await link.roster()).members]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_hear, link)
+        for i in numbers():
+            rows = tuple(
+                Linked(members[(i + j) % len(members)], "relayed" if (i + j) % 3 else "met", "\x1b[2J" * 400 if j < 200 else "")
+                for j in range(max(64, MANY // link.share))
+            )
+            await link.say(encode(LinkKinds(rows)))
+            await link.say(encode(Whereabouts((f"/ip4/127.0.0.1/tcp/{1024 + i % 60_000}",), (), "none")))
+            await link.say(encode(Introduce(members[i % len(members)], "x" * MAX_LINE)))
+
+
 async def slow_reader(link: Link) -> None:
     """Asks for all that there is, and never takes it."""
     entries = (await link.catalog()).entries
@@ -138,7 +162,7 @@ DEAF = ("slow readers", "withholding")
 KINDS: dict[str, Say] = {
     "refused runs": refused_runs, "bad lengths": bad_lengths, "repeated chunks": repeats, "questions": questions,
     "reports": reports, "slow readers": slow_reader, "withholding": withholds, "coming and going": comes_and_goes,
-    "staying a while": stays_a_while, "silent": silent,
+    "staying a while": stays_a_while, "silent": silent, "links and places": links_and_places,
 }  # fmt: skip
 
 MIXED = "mixed"
@@ -172,7 +196,7 @@ async def _one_link(network: Any, kind: str, ticket: Ticket, text: str, share: i
                 return
         link = Link(*channels, share)
         async with trio.open_nursery() as nursery:
-            if kind not in DEAF and kind != "repeated chunks":
+            if kind not in (*DEAF, "repeated chunks", "links and places"):
                 nursery.start_soon(_hear, link)
             await KINDS[kind](link)
             nursery.cancel_scope.cancel()

@@ -15,9 +15,14 @@ from p2p.channel.port import BULK, CONTROL
 from p2p.channel.visits import HELLO_EACH_S, HELLOS, LINK_EACH_S, SHORT_LINKS
 from p2p.complaints import ALL_PER_S, FIRST_OF_ALL
 from p2p.errors import ChannelClosed, Refusal, Unreachable
+from p2p.identity import Identity
 from p2p.membership.admission import Membership, sign_membership
 from p2p.membership.banlist import BAN_S
+from p2p.membership.matchmaking import MAX_PAIRS
+from p2p.membership.pairs import LinkBook
+from p2p.membership.texts import MAX_WHY
 from p2p.protocol.generation import NodeStatus, Tokens
+from p2p.protocol.reach import Linked, LinkKinds, Whereabouts
 from p2p.protocol.rollout import TokenEvent
 from p2p.protocol.versions import GetCatalog, GetParts, Have, Report, Subscribe, Want
 from p2p.protocol.wire import MANY, MAX_LINE, encode_struct
@@ -167,7 +172,35 @@ async def test_questions_are_answered_in_a_trickle(tmp_path, autojump_clock, cou
         await steps_made(bench, 3)
 
 
-@pytest.mark.parametrize("count", [1, 8])
+@MANY_STRANGERS
+async def test_words_about_links_cost_no_more_than_there_are_members(tmp_path, autojump_clock, monkeypatch, count: int) -> None:
+    """8,192 rows a member were kept, duplicates with them, and walked through every half second and for each status."""
+    heard: list[int] = []
+    put = LinkBook.put
+
+    def counted(book: LinkBook, peer: str, rows, known) -> bool:
+        new = put(book, peer, rows, known)
+        heard.append(len(book._said.get(peer, ())))  # what is kept has no other face
+        return new
+
+    monkeypatch.setattr(LinkBook, "put", counted)
+
+    def frames(i: int) -> list[bytes]:
+        def rows(kind: str) -> tuple[Linked, ...]:
+            return tuple(Linked(peers[j % len(peers)], kind, "\x1b[2J" * 500 if j < 200 else "") for j in range(MANY // 8))
+
+        peers = [Identity.from_seed(n.to_bytes(4, "big") * 8).peer_id for n in (1, 2, *range(1000, 1000 + count))]
+        where = [frame(Whereabouts((f"/memory/x{j}",), (), "none")) for j in range(2)]
+        return [frame(LinkKinds(rows("relayed"))), where[0], frame(LinkKinds(rows("met"))), where[1]]
+
+    alone, under, _, _, status = await alone_and_under(tmp_path, count, frames, 0.05)
+    assert under <= alone / 0.7
+    assert len(heard) > 20 and max(heard) <= count + 2
+    assert "\x1b" not in status and len(json.loads(status)["pairs"]) <= MAX_PAIRS
+    assert all(len(pair["why"]) <= MAX_WHY for pair in json.loads(status)["pairs"])
+
+
+@pytest.mark.parametrize("count", sorted({1, *HOW_MANY}))
 async def test_who_comes_back_and_back_draws_a_few_states(tmp_path, autojump_clock, monkeypatch, count: int) -> None:
     """M3: one identity drew 12 whole states in 25 s, with 18 links. So many links are not to be had any more either."""
     monkeypatch.setattr("p2p.broadcast.draws.PASS_LEAST", 1024)  # the state here is a quarter of a MiB
@@ -175,7 +208,8 @@ async def test_who_comes_back_and_back_draws_a_few_states(tmp_path, autojump_clo
         transfer = next(t for t in bench.head.swarm.transfers.values() if t.manifest.header.kind == "anchor")
         mid, chunks, size = transfer.manifest.mid, transfer.manifest.max_chunks, transfer.manifest.size
         asks = [frame(Subscribe(mid, b"")), *(frame(Want(mid, (c,))) for c in range(chunks))]
-        there = strangers(bench, count, lambda i: asks, 0.01, stay_s=1.2)
+        # As many as sixty stand in groups, are served after others and together, and wait longer for a state.
+        there = strangers(bench, count, lambda i: asks, 0.01, stay_s=1.2 if count < 60 else 5.0)
         await trio.sleep(40)
         assert all(SHORT_LINKS <= s.admitted <= SHORT_LINKS + 40 / LINK_EACH_S + 1 for s in there)
         assert all(s.heard_bytes >= size for s in there), "a state that is asked for comes"

@@ -1,5 +1,6 @@
 """The largest legal message of each kind that a stranger may send, and what it costs the loop of whoever reads it: 50 ms of a
-core at the most. Processor seconds are counted, the least of a few tries; twice the bound is allowed for slow machines."""
+core at the most. Processor seconds are counted, the least of a few tries; twice the bound is allowed for slow machines where a
+message takes most of it. `test_each_message.py` has every kind; here are those that need a large version or many requests."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from tests.swarm.test_head import open_head, silent
 
 BOUND_S = 0.05
 SLOW = 2.0
-"""How much slower than a machine of today this one may be."""
+"""How much slower than a machine of today this one may be, for messages that take more than half of the bound there: the most
+runs of tokens take 39 ms, and 3 to be read."""
 
 FROM_THE_HEAD = {"Assign", "Abort", "Interrupt", "Catalog", "Roster", "Grouping", "Relieve", "Renewal", "Activate", "Welcome"}
 """Messages that are refused, as a whole, from anyone else."""
@@ -55,7 +57,7 @@ def test_reading_the_longest_lists() -> None:
     runs = tuple(TokenEvent.of(f"{i}.0.0", 0, (1,), [-1.0], Version(1, 1)) for i in range(MANY))
     for message in (Tokens(runs), Have(b"m" * 16, tuple(range(MANY))), Parts(b"m" * 16, (bytes(4000),) * FEW)):
         data = encode(message)
-        assert len(data) <= MAX_FRAME and cost(lambda data=data: decode(data)) < SLOW * BOUND_S
+        assert len(data) <= MAX_FRAME and cost(lambda data=data: decode(data)) < BOUND_S
 
 
 async def test_the_most_runs_of_tokens(tmp_path, autojump_clock) -> None:
@@ -84,7 +86,7 @@ async def test_the_most_runs_that_bring_nothing(tmp_path, autojump_clock) -> Non
             with pytest.raises(Refusal, match=r"bring nothing|never made|not with this node"):
                 bench.head.rollouts.on_tokens(node.peer, empty)
 
-        assert cost(refused, 1) < SLOW * BOUND_S
+        assert cost(refused, 1) < BOUND_S
         assert bench.head.rollouts.load(node.peer) == 0  # what it held goes to others
 
 
@@ -101,7 +103,7 @@ def test_the_longest_announcement(source: bool) -> None:
     else:
         session.learn(range(total), now)
     batches = [tuple(range(first, total, total // MANY))[:MANY] for first in range(3)]
-    assert cost(lambda: session.peer_has("a", batches.pop(0), now)) < SLOW * BOUND_S
+    assert cost(lambda: session.peer_has("a", batches.pop(0), now)) < BOUND_S
 
 
 async def test_the_longest_bitmap_lets_others_in_between(tmp_path, autojump_clock) -> None:

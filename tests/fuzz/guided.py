@@ -1,6 +1,6 @@
 """`python -m tests.fuzz.guided --inputs 1000000`: as `tests.fuzz.run`, with inputs chosen by what they reach in our own Python
-(atheris, which is libFuzzer). Compiled code, msgspec's decoder with it, is not seen by it. Atheris is no dependency of ours:
-install it, or have it on PYTHONPATH.
+(atheris, which is libFuzzer). Compiled code, msgspec's decoder with it, is not seen by it. `make nightly` installs
+atheris; by hand it is `pip install '.[fuzz]'`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from pathlib import Path
 from random import Random
 from time import perf_counter
 
-import atheris
+try:
+    import atheris
+except ImportError:
+    raise SystemExit("tests.fuzz.guided needs atheris, which is not installed: pip install '.[fuzz]' (or make nightly)") from None
 
 import p2p.codec  # not instrumented: numba compiles it, and cannot read what atheris makes of it
 

@@ -6,9 +6,12 @@ too long or too much (exit status 1 then), and a line for each target: inputs, t
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import resource
 import sys
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from time import perf_counter, thread_time
@@ -22,6 +25,9 @@ SLOW_S, LARGE_KIB = 0.05, 64 * 1024
 may add to the process, in KiB."""
 
 TURNS = {"messages": 3000, "part": 100, "header": 30, "table": 30, "record": 10, "seal": 10}
+RESET = b"5"
+"""Written to /proc/self/clear_refs, it sets the peak of the process's memory to what it has now (proc(5))."""
+
 TURN = 60
 """Inputs of one target before the next has its turn, of TURNS by name and TURN of any other: what a stranger can send without the
 head's key, most often; what takes a signature each, a few times."""
@@ -38,8 +44,35 @@ class Finding(NamedTuple):
         return f"{self.target}: {self.what}: {self.data[:400].hex()}{'...' if len(self.data) > 400 else ''}"
 
 
-def _rss_kib() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+class PeakMemory:
+    """The most memory that this process had since `reset`. Where the system has no such mark (not Linux, /proc closed) it is
+    the most that it ever had, and what stays below that is not seen."""
+
+    def __init__(self) -> None:
+        self._status = self._mark = -1
+        with suppress(OSError):
+            self._mark = os.open("/proc/self/clear_refs", os.O_WRONLY)
+            self._status = os.open("/proc/self/status", os.O_RDONLY)
+            os.pwrite(self._mark, RESET, 0)
+            self.resets = b"VmHWM:" in os.pread(self._status, 8192, 0)
+            return
+        self.resets = False
+        """whether `reset` does anything"""
+
+    def __del__(self) -> None:
+        for opened in (self._mark, self._status):
+            if opened >= 0:
+                os.close(opened)
+
+    def reset(self) -> None:
+        """The peak is what the process has now."""
+        if self.resets:
+            os.pwrite(self._mark, RESET, 0)
+
+    def kib(self) -> int:
+        """The peak."""
+        found = re.search(rb"VmHWM:\s+(\d+) kB", os.pread(self._status, 8192, 0)) if self.resets else None
+        return int(found[1]) if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 @dataclass
@@ -57,6 +90,7 @@ class Reading:
     def __init__(self) -> None:
         self.found: list[Finding] = []
         self.tallies = defaultdict[str, Tally](Tally)
+        self._peak = PeakMemory()
 
     def read(self, name: str, target: Target, data: bytes) -> None:
         """One input."""
@@ -65,7 +99,9 @@ class Reading:
             self.found.append(finding)
 
     def _read(self, name: str, target: Target, data: bytes) -> Finding | None:
-        tally, before, began = self.tallies[name], _rss_kib(), thread_time()
+        # An earlier peak hides what comes after it: a header that takes 256 MiB counts as nothing after one of 600.
+        self._peak.reset()
+        tally, before, began = self.tallies[name], self._peak.kib(), thread_time()
         tally.inputs += 1
         try:
             target.read(data)
@@ -73,7 +109,7 @@ class Reading:
             pass
         except Exception as error:
             return Finding(name, f"{type(error).__name__}: {error}"[:200], data)
-        took, grown = thread_time() - began, _rss_kib() - before
+        took, grown = thread_time() - began, self._peak.kib() - before
         tally.largest_kib = max(tally.largest_kib, grown)
         if took > tally.slowest_s:
             # A collection of garbage, or a page that had to be found, is not the input's: the least of four tries counts.
@@ -124,7 +160,7 @@ def tell(reading: Reading, began: float) -> int:
         print(f"{name}: {tally.inputs} inputs, slowest {1000 * tally.slowest_s:.2f} ms, largest {tally.largest_kib} KiB")
     read = sum(tally.inputs for tally in reading.tallies.values())
     print(f"{read} inputs in {perf_counter() - began:.0f} s ({thread_time():.0f} s of a core), {len(reading.found)} findings, "
-          f"{_rss_kib() // 1024} MiB")  # fmt: skip
+          f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MiB")  # fmt: skip
     return int(bool(reading.found))
 
 

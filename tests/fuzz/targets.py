@@ -19,10 +19,11 @@ from p2p.identity import Identity
 from p2p.layout import WORD, Layout
 from p2p.membership.admission import Membership, check_membership, make_ticket, read_ticket, sign_membership
 from p2p.protocol.descriptor import unpack_descriptor
-from p2p.protocol.generation import Abort, Assign, GenerateRequest, NodeStatus, Rejected, Tokens
+from p2p.protocol.generation import Abort, Assign, GenerateRequest, Interrupt, NodeStatus, Rejected, Tokens
 from p2p.protocol.join import Bye, Grouping, Hello, Placed, Rejection, Renewal, Roster, RosterEntry, Welcome
 from p2p.protocol.messages import decode
 from p2p.protocol.prices import Activate, Terms
+from p2p.protocol.reach import Introduce, Linked, LinkKinds, Meeting, NoMeeting, PassingOn, PassOn, Whereabouts
 from p2p.protocol.rollout import Generate, TokenEvent
 from p2p.protocol.versions import (
     Allowance,
@@ -65,6 +66,7 @@ def _messages() -> list[bytes]:
     run = TokenEvent.of("1.2.3", 2, (1, 2, 3), [-0.5, -1.0, -2.0], V, "stop", "x")
     entry = CatalogEntry(DIGEST[:16], "delta", V, V, DIGEST, DIGEST, 99)
     member = RosterEntry("12D3Koo", ("/ip4/1.2.3.4/tcp/1",), "n")
+    links = Linked("12D3Koo", "relayed", "no answer"), Linked("12D3Kop", "met", "")
     return [encode(m) for m in (
         Assign((request,) * 3, 1.5), Abort(("1.2.3",)), Tokens((run,) * 5), NodeStatus(True, V, 1, 2, 3, 4, 5.0, 6, 7),
         Rejected("1.2.3", V, "why", True, "behind"), Hello(9, RUN, "ticket", b"m", ("/ip4/1.2.3.4/tcp/1",), "n", "a", "s"),
@@ -74,6 +76,9 @@ def _messages() -> list[bytes]:
         Allowance(1e6, None),
         Subscribe(DIGEST, b"\xff\x01"), Have(DIGEST, (1, 2, 300)), Want(DIGEST, (5, 70_000)), Relieve(DIGEST, (1,)),
         Chunk(DIGEST, 3, 1, b"data" * 9), Report("p", V, 3, "why"), Installed(V, DIGEST, 0.1, 0.2, 0.3, 4, 5),
+        Interrupt(("1.2.3", "1.2.4")), Whereabouts(("/ip4/1.2.3.4/tcp/1",), ("/ip4/1.2.3.4/tcp/2",), "steady"),
+        Introduce("12D3Koo", "why"), Meeting("12D3Koo", ("/ip4/1.2.3.4/tcp/2",), True, 0.5), NoMeeting("12D3Koo", "why"),
+        LinkKinds(links), PassingOn((PassOn("12D3Koo", "12D3Kop", 1, 2),) * 3),
     )]  # fmt: skip
 
 

@@ -112,8 +112,8 @@ def where(met: str = "", nat: str = "unknown", addresses: tuple[str, ...] = ()) 
 
 def two(nat: str = "unknown", other: str = "unknown") -> Introductions:
     found = Introductions()
-    found.put("a", place_of("a", where("/ip4/8.8.8.8/tcp/1", nat), "/ip4/8.8.8.8/tcp/1"), 0.0)
-    found.put("b", place_of("b", where("/ip4/9.9.9.9/tcp/2", other), "/ip4/9.9.9.9/tcp/2"), 0.0)
+    found.put("a", place_of("a", where("/ip4/8.8.8.8/tcp/1", nat), "/ip4/8.8.8.8/tcp/1"))
+    found.put("b", place_of("b", where("/ip4/9.9.9.9/tcp/2", other), "/ip4/9.9.9.9/tcp/2"))
     return found
 
 
@@ -146,12 +146,12 @@ def test_nobody_is_sent_to_a_third_party() -> None:
     place = place_of("a", where("/ip4/9.9.9.9/tcp/22"), "/ip4/8.8.8.8/tcp/1")
     assert place.meets.far == (), "it was seen at another host"
     found = two()
-    found.put("a", place, 1.0)
+    found.put("a", place)
     assert str(found.arrange("b", "a", 1.0)).startswith("no address is known")
     assert str(found.arrange("a", "b", 1.0)).startswith("no address of this node")
     # One inside a network is told to nobody outside.
     inside = place_of("a", where("/ip4/192.168.1.2/tcp/1"), "/ip4/192.168.1.2/tcp/1")
-    found.put("a", inside, 1.0)
+    found.put("a", inside)
     assert str(found.arrange("b", "a", 1.0)).startswith("no address is known")
 
 
@@ -161,7 +161,7 @@ def test_who_asks_too_often_is_refused() -> None:
         found.arrange("a", "b", 0.0)
     with pytest.raises(Refusal, match="too many meetings"):
         found.arrange("a", "b", 0.0)
-    found.put("a", place_of("a", where("/ip4/8.8.8.8/tcp/1"), "/ip4/8.8.8.8/tcp/1"), 0.0)
+    found.put("a", place_of("a", where("/ip4/8.8.8.8/tcp/1"), "/ip4/8.8.8.8/tcp/1"))
     with pytest.raises(Refusal, match="too many meetings"):  # new whereabouts are no new allowance
         found.arrange("a", "b", 0.0)
     assert found.arrange("b", "a", 2 * PAIR_S) is not None
