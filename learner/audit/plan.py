@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +29,11 @@ from p2p.version import Version
 MAX_KINDS = 4
 """Kinds of arithmetic that one node may have in a run, each with a test of its own: a node comes back with another engine or
 device. Its further kinds are judged as the last one."""
+
+
+LATELY = 256
+"""Tokens after which a node's second test begins anew. What the first one's bets lost on its honest tokens has to be won back
+before it is called wrong; this one says soon that something changed, and all of its tokens are looked at."""
 
 
 class MadePart(NamedTuple):
@@ -97,6 +102,11 @@ def parts_of(trajectory: Trajectory) -> Iterator[MadePart]:
                 yield MadePart(span.version, first, stop, node)
 
 
+def kind_test(calibration: Calibration, kind: NodeArithmetic, false_alarm: float, before: int = 0) -> NodeTest:
+    """A node's test of one kind, where it has tests of so many kinds already: together they have the chance of one."""
+    return NodeTest(calibration.honest(kind), false_alarm / 2.0 ** min(before + 1, MAX_KINDS - 1))
+
+
 @dataclass
 class AuditPlan:
     """`kind_of(peer)`: what a node says of itself; None when it says nothing now. `calibrates()`: whether trusted nodes are
@@ -115,6 +125,8 @@ class AuditPlan:
     versions: ChosenVersions = field(init=False, repr=False)
     _waiting: WaitingLines[Check] = field(init=False, repr=False)
     _tests: dict[str, dict[NodeArithmetic, NodeTest]] = field(default_factory=dict, init=False, repr=False)
+    _lately: dict[str, NodeTest] = field(default_factory=dict, init=False, repr=False)
+    """by node, of its last tokens alone: nobody is called wrong by it"""
     _kinds: dict[str, ToldKind] = field(default_factory=dict, init=False, repr=False)
     """as told last, of nodes that may be gone"""
 
@@ -204,6 +216,7 @@ class AuditPlan:
             test.honest = self.calibration.honest(kind)
             was = test.caught_at
             verdict = test.look(*deviations)
+            verdict = replace(verdict, notable=verdict.notable or self._notable(part.node, test, deviations))
             self.counts["caught"] += bool(test.caught_at and not was)
             before = said.get(part.node)
             if before is not None and before[1].caught:
@@ -249,10 +262,18 @@ class AuditPlan:
     def _drop(self, check: Check) -> None:
         self.counts["dropped"] += sum(part.stop - part.first for part in check.parts)
 
+    def _notable(self, node: str, test: NodeTest, deviations: Deviations) -> bool:
+        """Whether its last tokens say something against it, whatever those before said for it."""
+        lately = self._lately.get(node)
+        if lately is None or lately.tokens >= LATELY or lately.honest != test.honest:
+            lately = self._lately[node] = NodeTest(test.honest, test.false_alarm)
+        return lately.look(*deviations).notable
+
     def _forget_where_forgiven(self, node: str) -> None:
         tests = self._tests.get(node, {})
         if any(test.caught_at for test in tests.values()) and not self.standing.of(node).expelled:
             tests.clear()
+            self._lately.pop(node, None)
 
     def _test(self, node: str, kind: NodeArithmetic) -> NodeTest:
         """Its test of this kind. All of a node's tests together have the chance of a false alarm that one may have."""
@@ -260,7 +281,7 @@ class AuditPlan:
         if kind not in tests and len(tests) >= MAX_KINDS:
             kind = list(tests)[-1]
         if kind not in tests:
-            tests[kind] = NodeTest(self.calibration.honest(kind), self.false_alarm / 2.0 ** min(len(tests) + 1, MAX_KINDS - 1))
+            tests[kind] = kind_test(self.calibration, kind, self.false_alarm, len(tests))
         return tests[kind]
 
 
