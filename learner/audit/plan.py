@@ -10,6 +10,7 @@ models or how a node is expelled.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ import numpy as np
 
 from learner.audit.calibration import Calibration, NodeArithmetic
 from learner.audit.choosing import chosen
-from learner.audit.sequential import FALSE_ALARM, NodeTest, Verdict
+from learner.audit.sequential import FALSE_ALARM, NOTABLE, NodeTest, Verdict
 from learner.audit.versions import ChosenVersions
 from learner.audit.waiting import WaitingLines
 from learner.standing.standing import Standing
@@ -221,6 +222,8 @@ class AuditPlan:
             before = said.get(part.node)
             if before is not None and before[1].caught:
                 verdict = before[1]
+            elif before is not None and before[1].notable:
+                verdict = replace(verdict, notable=True)
             said[part.node] = (tokens + (before[0] if before is not None else 0), verdict)
         return [Judged(node, tokens, verdict) for node, (tokens, verdict) in said.items()]
 
@@ -267,7 +270,8 @@ class AuditPlan:
         lately = self._lately.get(node)
         if lately is None or lately.tokens >= LATELY or lately.honest != test.honest:
             lately = self._lately[node] = NodeTest(test.honest, test.false_alarm)
-        return lately.look(*deviations).notable
+        lately.look(*deviations)
+        return lately.most_evidence >= -NOTABLE * math.log(lately.false_alarm)
 
     def _forget_where_forgiven(self, node: str) -> None:
         tests = self._tests.get(node, {})

@@ -18,7 +18,7 @@ from learner.audit.calibration import (
     to_json,
     widest,
 )
-from learner.audit.plan import MAX_KINDS, AuditPlan, Check, Deviations, MadePart, ToldKind, parts_of
+from learner.audit.plan import LATELY, MAX_KINDS, AuditPlan, Check, Deviations, MadePart, ToldKind, parts_of
 from learner.audit.sequential import HonestMeans
 from learner.audit.waiting import WaitingLines
 from learner.standing.standing import Standing, StandingRules
@@ -144,6 +144,19 @@ def test_parts_of_one_check_are_of_one_test() -> None:
     [(node, tokens, verdict)] = plan.found(check, [wrong(part) for part in check.parts])
     assert len(check.parts) == 2 and node == "cheat" and tokens == 40 and verdict.caught
     assert plan.counts["caught"] == 1 and [test.tokens for test in plan.tests("cheat")] == [40]
+
+
+def test_what_is_notable_of_one_part_is_notable_of_the_whole() -> None:
+    """Two odd tokens, then many that are sound; the second part begins a new window of its last tokens."""
+    plan = make_plan()
+    spans = (Span(V(1, 1), 0, LATELY), Span(V(1, 2), LATELY, LATELY + 10))
+    for odd in (0, 2):
+        plan.whole(group(odd, trajectory("a", LATELY + 10, spans=spans)))
+        [check] = plan.next(10_000)
+        first, second = (sound(part) for part in check.parts)
+        first.distance[:odd] = 0.4
+        [judged] = plan.found(check, [first, second])
+        assert judged.verdict.notable == bool(odd) and not judged.verdict.caught
 
 
 def test_a_nodes_word_of_its_kind_gives_it_no_more_than_the_widest_and_its_tests_share_the_chance() -> None:
