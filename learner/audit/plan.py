@@ -271,7 +271,10 @@ class AuditPlan:
         if lately is None or lately.tokens >= LATELY or lately.honest != test.honest:
             lately = self._lately[node] = NodeTest(test.honest, test.false_alarm)
         lately.look(*deviations)
-        return lately.most_evidence >= -NOTABLE * math.log(lately.false_alarm)
+        found = lately.most_evidence >= -NOTABLE * math.log(lately.false_alarm)
+        if found:
+            del self._lately[node]  # told once
+        return found
 
     def _forget_where_forgiven(self, node: str) -> None:
         tests = self._tests.get(node, {})
