@@ -8,7 +8,14 @@ from learner.audit.auditor_settings import AuditorSettings
 from learner.audit.calibration import Calibration
 from learner.config import LearnerConfig
 from learner.head.auditor_process import AuditorProcess
-from learner.head.audits import CALIBRATION_FILE, MOST_WINDOW, Audits, calibration_writer, read_calibration
+from learner.head.audits import (
+    CALIBRATION_FILE,
+    MOST_WINDOW,
+    Audits,
+    calibration_writer,
+    kept_calibration,
+    read_calibration,
+)
 from learner.head.head import Head
 from learner.model_folder import ModelFolder
 
@@ -23,6 +30,7 @@ def run_audits(config: LearnerConfig, head: Head, model: ModelFolder) -> Audits:
         head_key=head.identity.public_key.hex(), device=a.device, dtype=a.dtype, served_dtype=trainer.served_dtype,
         threads=a.threads, window=window, temperature=r.temperature, top_p=r.top_p,
     )  # fmt: skip
-    calibration = Calibration.of(read_calibration(a.calibration), calibration_writer(run_dir / CALIBRATION_FILE))
+    kept = run_dir / CALIBRATION_FILE
+    calibration = Calibration.of(read_calibration(a.calibration), calibration_writer(kept), kept_calibration(kept))
     start = partial(AuditorProcess, settings.text(), run_dir / "logs" / "auditor.log")
     return Audits(head, start, calibration, share=a.share, window=window, false_alarm=a.false_alarm)

@@ -151,23 +151,29 @@ PLENTY = 32_768
 
 @dataclass
 class Calibration:
-    """What honest nodes are held to, by kind: as given, as measured here, else as shipped. `changed(text)` hears of all of it, as
-    `to_json` has it, when a kind was measured."""
+    """What honest nodes are held to, by kind: as given, as measured here or in an earlier life of the run, else as shipped.
+    `changed(text)` hears of what is given or measured, as `to_json` has it, when a kind was measured. What is shipped is not in
+    it: that was measured on nobody's nodes, and must not pass for it in the run that is given this text."""
 
     means: dict[NodeArithmetic, HonestMeans] = field(default_factory=lambda: dict(SHIPPED))
     given: frozenset[NodeArithmetic] = frozenset()
     """kinds that are not measured anew"""
     changed: Callable[[str], None] = lambda text: None
+    measured: frozenset[NodeArithmetic] = frozenset()
+    """kinds that were measured, and are measured anew"""
     _seen: dict[NodeArithmetic, list[list[np.ndarray]]] = field(default_factory=dict, init=False, repr=False)
     """distances, claimed and recomputed log probabilities of trusted nodes"""
     _tokens: dict[NodeArithmetic, int] = field(default_factory=dict, init=False, repr=False)
     _measured_at: dict[NodeArithmetic, int] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
-    def of(cls, text: str, changed: Callable[[str], None]) -> Calibration:
-        """With what a file gives. UsageError when it is none of `to_json`."""
-        given = from_json(text) if text else {}
-        return cls({**SHIPPED, **given}, frozenset(given), changed)
+    def of(
+        cls, text: str, changed: Callable[[str], None], measured: Mapping[NodeArithmetic, HonestMeans] = MappingProxyType({})
+    ) -> Calibration:
+        """With what a file gives, and what the run itself `measured` in an earlier life. UsageError when the file is none of
+        `to_json`."""
+        given, own = _not_shipped(from_json(text) if text else {}), _not_shipped(measured)
+        return cls({**SHIPPED, **own, **given}, frozenset(given), changed, frozenset(own) - frozenset(given))
 
     def honest(self, kind: NodeArithmetic) -> HonestMeans:
         """What a node of this kind, by its own word, is held to: of one that nobody measured, the widest of those known."""
@@ -191,9 +197,15 @@ class Calibration:
             self._measured_at[kind] = tokens
             distances, said, found = map(np.concatenate, columns)
             self.means[kind] = measure(distances, said, found)
-            self.changed(to_json(self.means))
+            self.measured |= {kind}
+            self.changed(to_json({k: m for k, m in self.means.items() if k in self.measured or k in self.given}))
         if tokens >= PLENTY:
             del self._seen[kind]
+
+
+def _not_shipped(means: Mapping[NodeArithmetic, HonestMeans]) -> dict[NodeArithmetic, HonestMeans]:
+    """Without what was only shipped: files had it beside what was measured."""
+    return {kind: m for kind, m in means.items() if SHIPPED.get(kind) != m}
 
 
 def _means(row: Any) -> HonestMeans:
@@ -201,4 +213,8 @@ def _means(row: Any) -> HonestMeans:
     made = HonestMeans(**values)
     if not len(made.noise) == len(made.quiet) == len(NOISE_SCALES):
         raise ValueError(f"noise is kept at {len(NOISE_SCALES)} scales")
+    if not all(x > 0 and math.isfinite(x) for x in (made.far, made.near, made.off, made.toward, *made.noise, *made.quiet)):
+        raise ValueError("each mean is a number above 0")
+    if not all(x >= 0 and math.isfinite(x) for x in (made.bias, made.level)):
+        raise ValueError("bias and level are numbers, 0 at the least")
     return made

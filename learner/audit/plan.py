@@ -10,16 +10,17 @@ models or how a node is expelled.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from learner.audit.calibration import Calibration, NodeArithmetic
 from learner.audit.choosing import chosen
-from learner.audit.sequential import FALSE_ALARM, NodeTest, Verdict
+from learner.audit.sequential import FALSE_ALARM, NOTABLE, NodeTest, Verdict
 from learner.audit.versions import ChosenVersions
 from learner.audit.waiting import WaitingLines
 from learner.standing.standing import Standing
@@ -29,6 +30,11 @@ from p2p.version import Version
 MAX_KINDS = 4
 """Kinds of arithmetic that one node may have in a run, each with a test of its own: a node comes back with another engine or
 device. Its further kinds are judged as the last one."""
+
+
+LATELY = 256
+"""Tokens after which a node's second test begins anew. What the first one's bets lost on its honest tokens has to be won back
+before it is called wrong; this one says soon that something changed, and all of its tokens are looked at."""
 
 
 class MadePart(NamedTuple):
@@ -97,6 +103,11 @@ def parts_of(trajectory: Trajectory) -> Iterator[MadePart]:
                 yield MadePart(span.version, first, stop, node)
 
 
+def kind_test(calibration: Calibration, kind: NodeArithmetic, false_alarm: float, before: int = 0) -> NodeTest:
+    """A node's test of one kind, where it has tests of so many kinds already: together they have the chance of one."""
+    return NodeTest(calibration.honest(kind), false_alarm / 2.0 ** min(before + 1, MAX_KINDS - 1))
+
+
 @dataclass
 class AuditPlan:
     """`kind_of(peer)`: what a node says of itself; None when it says nothing now. `calibrates()`: whether trusted nodes are
@@ -115,6 +126,8 @@ class AuditPlan:
     versions: ChosenVersions = field(init=False, repr=False)
     _waiting: WaitingLines[Check] = field(init=False, repr=False)
     _tests: dict[str, dict[NodeArithmetic, NodeTest]] = field(default_factory=dict, init=False, repr=False)
+    _lately: dict[str, NodeTest] = field(default_factory=dict, init=False, repr=False)
+    """by node, of its last tokens alone: nobody is called wrong by it"""
     _kinds: dict[str, ToldKind] = field(default_factory=dict, init=False, repr=False)
     """as told last, of nodes that may be gone"""
 
@@ -204,10 +217,13 @@ class AuditPlan:
             test.honest = self.calibration.honest(kind)
             was = test.caught_at
             verdict = test.look(*deviations)
+            verdict = replace(verdict, notable=verdict.notable or self._notable(part.node, test, deviations))
             self.counts["caught"] += bool(test.caught_at and not was)
             before = said.get(part.node)
             if before is not None and before[1].caught:
                 verdict = before[1]
+            elif before is not None and before[1].notable:
+                verdict = replace(verdict, notable=True)
             said[part.node] = (tokens + (before[0] if before is not None else 0), verdict)
         return [Judged(node, tokens, verdict) for node, (tokens, verdict) in said.items()]
 
@@ -249,10 +265,22 @@ class AuditPlan:
     def _drop(self, check: Check) -> None:
         self.counts["dropped"] += sum(part.stop - part.first for part in check.parts)
 
+    def _notable(self, node: str, test: NodeTest, deviations: Deviations) -> bool:
+        """Whether its last tokens say something against it, whatever those before said for it."""
+        lately = self._lately.get(node)
+        if lately is None or lately.tokens >= LATELY or lately.honest != test.honest:
+            lately = self._lately[node] = NodeTest(test.honest, test.false_alarm)
+        lately.look(*deviations)
+        found = lately.most_evidence >= -NOTABLE * math.log(lately.false_alarm)
+        if found:
+            del self._lately[node]  # told once
+        return found
+
     def _forget_where_forgiven(self, node: str) -> None:
         tests = self._tests.get(node, {})
         if any(test.caught_at for test in tests.values()) and not self.standing.of(node).expelled:
             tests.clear()
+            self._lately.pop(node, None)
 
     def _test(self, node: str, kind: NodeArithmetic) -> NodeTest:
         """Its test of this kind. All of a node's tests together have the chance of a false alarm that one may have."""
@@ -260,7 +288,7 @@ class AuditPlan:
         if kind not in tests and len(tests) >= MAX_KINDS:
             kind = list(tests)[-1]
         if kind not in tests:
-            tests[kind] = NodeTest(self.calibration.honest(kind), self.false_alarm / 2.0 ** min(len(tests) + 1, MAX_KINDS - 1))
+            tests[kind] = kind_test(self.calibration, kind, self.false_alarm, len(tests))
         return tests[kind]
 
 

@@ -23,6 +23,10 @@ STAKES = (0.02, 0.1, 0.3, 0.7, 0.95)
 FALSE_ALARM = 1e-4
 """Chance that an honest node is ever called wrong, however long it is looked at."""
 
+NOTABLE = 0.5
+"""Part of the log of the evidence that calls a node wrong from which all of its tokens are looked at: 100 where 10,000 is needed.
+An honest node comes so far with a chance of 1 in 100 at most, and loses nothing by it."""
+
 FAR = 0.05
 """A distance beyond which a token counts as far: of honest nodes hardly any are, whatever they compute in."""
 
@@ -75,6 +79,8 @@ class Verdict:
     """that were looked at until now, or until it was caught"""
     why: str
     """the statistic that says most against it, with its mean and the honest one; "" where none does"""
+    notable: bool = False
+    """there is evidence against it now, and not enough: a NOTABLE part of the log"""
 
 
 @dataclass
@@ -156,7 +162,8 @@ class NodeTest:
                 total, count = self._sums[name]
                 most = log_money
                 why = f"{_words(name)}: {total / max(count, 1):.3g} in {int(count)} tokens, an honest node has {means[name]:.3g}"
-        return Verdict(bool(self.caught_at), self.caught_at or self.tokens, why)
+        notable = self.log_evidence >= -NOTABLE * math.log(self.false_alarm)
+        return Verdict(bool(self.caught_at), self.caught_at or self.tokens, why, notable)
 
     def _means(self) -> dict[str, float]:
         h = self.honest
@@ -260,7 +267,8 @@ class KindsTest:
         """By what was seen so far; why it is none of the kind that it is most like."""
         name, closest = min(self.tests.items(), key=lambda item: item[1].log_evidence)
         why = closest.verdict().why
-        return Verdict(bool(self.caught_at), self.caught_at or self.tokens, f"{why} ({name})" if why else "")
+        notable = closest.verdict().notable
+        return Verdict(bool(self.caught_at), self.caught_at or self.tokens, f"{why} ({name})" if why else "", notable)
 
 
 def _words(name: str) -> str:

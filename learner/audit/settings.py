@@ -25,6 +25,7 @@ class AuditSection(Section):
     """CPU threads of the process that scores. It runs at a low priority."""
     calibration: str = ""
     """File of what honest nodes' deviations are, by engine, type and device, as an earlier run wrote it
-    (audit-calibration.json in its directory). "" measures anew on trusted nodes, if there are any."""
+    (audit-calibration.json in its directory). Kinds that it names are not measured anew. "" goes on with what this run measured
+    before, and measures on trusted nodes, if there are any."""
     false_alarm: float = Field(default=FALSE_ALARM, gt=0, le=0.01)
     """Chance that an honest node is ever called wrong in a run, however long that is."""

@@ -17,9 +17,10 @@ from typing import Any, Protocol
 
 import trio
 
-from learner.audit.calibration import Calibration, read_arithmetic
+from learner.audit.calibration import Calibration, NodeArithmetic, from_json, read_arithmetic
 from learner.audit.opening import path_through, path_to_window
 from learner.audit.plan import AuditPlan, Check, Judged, ToldKind
+from learner.audit.sequential import HonestMeans
 from learner.audit.wire import follow_request, read_deviations, score_request
 from learner.client.whole_states import whole_state
 from learner.head.auditor_process import AuditorGone, AuditorProcess, AuditorRefused
@@ -292,6 +293,8 @@ class Audits:
         node, tokens, verdict = judged
         if not verdict.caught:
             self._run.trust.standing.checked(node, tokens)
+            if verdict.notable:
+                self._run.trust.standing.recheck(node)
             return
         self.plan.drop(node)
         if not self._run.trust.barred_s(node, 0.0):  # it is told by each of its completions that were under way here
@@ -354,6 +357,16 @@ def calibration_writer(path: Path) -> Callable[[str], None]:
             log.warning("what was measured on trusted nodes cannot be kept in %s: %s", path, error.strerror)
 
     return write
+
+
+def kept_calibration(path: Path) -> dict[NodeArithmetic, HonestMeans]:
+    """What `calibration_writer` kept in an earlier life of the run; nothing when there is none, or it is damaged."""
+    try:
+        return from_json(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (OSError, UnicodeDecodeError, UsageError) as error:
+        log.warning("what an earlier life of this run measured on trusted nodes is passed over, and measured anew: %s cannot be "
+                    "read: %s", path, error)  # fmt: skip
+        return {}
 
 
 def read_calibration(file: str) -> str:

@@ -34,6 +34,10 @@ DOUBTED_S = (60.0, 3600.0)
 shares with strangers what they may hold together. At first, doubled with each further doubt, and at the most. One doubt is
 forgotten in each of the longer time."""
 
+RECHECK = 4096
+"""Tokens of a proven peer that are all checked again after a doubt, or when checks say something against it: as many as prove a
+peer by default. A doubt is over with the next sequence that ends; this is not."""
+
 EXPELLED_S = (30.0, 86_400.0)
 """Seconds for which an expelled peer may not come: at first, doubled each time, and at the most."""
 
@@ -73,6 +77,8 @@ class PeerRecord:
     """completion tokens of sequences that it ended as asked, since it was last expelled"""
     checked: int = 0
     """of these, tokens that were checked and found sound"""
+    recheck: int = 0
+    """tokens of its making that are still to be checked, all of them, before a share is enough again"""
     allowance: float = FIRST
     """sequences that it may hold"""
     doubts: int = 0
@@ -120,7 +126,13 @@ class Standing:
 
     def checked(self, peer: str, tokens: int) -> None:
         """So many of its tokens were checked and found sound."""
-        self._of(peer).checked += tokens
+        record = self._of(peer)
+        record.checked += tokens
+        record.recheck = max(0, record.recheck - tokens)
+
+    def recheck(self, peer: str) -> None:
+        """What was checked says something against it, and not enough: all of its next RECHECK tokens are to be checked."""
+        self._of(peer).recheck = RECHECK
 
     def doubt(self, peer: str, why: str, now: float) -> bool:
         """It withheld, was slow without reason, gave up or ignored what it was told. Whether that expels it."""
@@ -129,6 +141,7 @@ class Standing:
         record.doubts += 1
         record.doubted += 1
         record.strikes, record.struck_at = _left(record, now) + 1.0, now
+        record.recheck = RECHECK
         record.why = why
         most = DOUBTS if record.delivered else max(1, STRANGER_DOUBTS - record.expelled)
         if record.doubts < most:
@@ -152,7 +165,7 @@ class Standing:
         first, most = EXPELLED_S
         record.barred_until = now + min(first * 2.0 ** min(record.expelled, 32), most)
         record.expelled += 1
-        record.delivered = record.checked = record.doubts = 0
+        record.delivered = record.checked = record.recheck = record.doubts = 0
         record.allowance, record.refusals, record.why = 1.0, 0.0, why
 
     def forgive(self, peers: Iterable[str]) -> None:
@@ -200,11 +213,12 @@ class Standing:
         return record is not None and record.delivered >= need and (not self.rules.checks or record.checked >= need)
 
     def audit_share(self, peer: str) -> float:
-        """Share of its sequences that are to be checked: all of a stranger's, and again after a doubt."""
+        """Share of its sequences that are to be checked: all of a stranger's, and again for RECHECK tokens after a doubt."""
         if not self.rules.checks or self.trusts(peer):
             return 0.0
         record = self._records.get(peer)
-        return self.rules.audit_share if record is not None and self.proven(peer) and not record.doubts else 1.0
+        settled = record is not None and self.proven(peer) and not record.doubts and not record.recheck
+        return self.rules.audit_share if settled else 1.0
 
     def barred_s(self, peer: str, now: float) -> float:
         """Seconds for which it is still expelled; 0 when it may come."""

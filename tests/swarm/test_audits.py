@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import trio
 
-from learner.audit.calibration import Calibration
+from learner.audit.calibration import Calibration, NodeArithmetic
 from learner.audit.wire import Frames, score_answer
+from learner.audited_run import run_audits
 from learner.client.whole_states import keep_whole
+from learner.config import build_config
 from learner.head.auditor_process import AuditorGone, AuditorRefused
-from learner.head.audits import DEATHS, MOST_LAG, PROVEN_GATHER_S, Audits
+from learner.head.audits import CALIBRATION_FILE, DEATHS, MOST_LAG, PROVEN_GATHER_S, Audits
 from learner.head.trust import Trust
 from learner.publish.published import Published
 from learner.rollouts.taking_back import TakenBack
@@ -96,7 +98,7 @@ class World:
                                     published=SimpleNamespace(anchor_bytes=200_000))  # fmt: skip
         self.publisher = publisher
         self.keep("anchor", 0)
-        run: Any = SimpleNamespace(
+        self.run = run = SimpleNamespace(
             epoch=1, run_dir=folder, trust=self.trust, nodes=nodes, publisher=publisher,
             swarm=SimpleNamespace(transfers=self.transfers),
         )  # fmt: skip
@@ -292,6 +294,25 @@ def test_a_calibration_that_cannot_be_read_is_a_problem_of_settings(tmp_path) ->
     calibration_writer(tmp_path / "c.json")("{}")
     assert read_calibration(str(tmp_path / "c.json")) == "{}"
     calibration_writer(tmp_path / "no" / "c.json")("{}")  # said, and no more
+
+
+def test_a_resumed_run_goes_on_with_what_it_measured_and_passes_over_a_damaged_file(tmp_path: Path, caplog) -> None:
+    def resumed() -> Calibration:
+        model: Any = SimpleNamespace(path=tmp_path / "model")
+        return run_audits(config, head, model).plan.calibration
+
+    config = build_config({"run_dir": str(tmp_path), "model": "unused"}, "test")
+    head: Any = World(tmp_path).run
+    head.store, head.run_id, head.identity = SimpleNamespace(root=tmp_path), "run", SimpleNamespace(public_key=b"key")
+    kind, n = NodeArithmetic("vllm", "bfloat16", "cuda"), 5_000
+    first = resumed()
+    first.add(kind, np.zeros(n), np.full(n, -1.0), np.full(n, -1.01))
+    again = resumed()
+    assert again.honest(kind) == first.honest(kind) != Calibration().honest(kind) and again.wants(kind)
+    assert not caplog.text
+    (tmp_path / CALIBRATION_FILE).write_text((tmp_path / CALIBRATION_FILE).read_text()[:-40])
+    assert resumed().honest(kind) == Calibration().honest(kind)
+    assert f"passed over, and measured anew: {tmp_path / CALIBRATION_FILE} cannot be read" in caplog.text
 
 
 @pytest.mark.parametrize("rotten", [False, True])

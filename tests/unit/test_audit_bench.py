@@ -7,12 +7,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner.audit.calibration import NodeArithmetic
+from learner.audit.calibration import Calibration, NodeArithmetic
 from learner.audit.scorer import Claim, Scored
+from learner.audit.sequential import FALSE_ALARM, NodeTest
 from netem.bench.audit.bench import AuditBench, bench_audit
 from netem.bench.audit.cheats import cheats, likelier
 from netem.bench.audit.in_run import Spent, cost
-from netem.bench.audit.judging import AMONG, KNOWN, UNKNOWN, Sample, calibrate, detected, facts, honest_row, percentile, ways
+from netem.bench.audit.judging import (
+    AMONG,
+    AS_SHIPPED,
+    KNOWN,
+    UNKNOWN,
+    Sample,
+    calibrate,
+    detected,
+    facts,
+    honest_row,
+    percentile,
+    ways,
+)
 from netem.bench.audit.nodes import MEMBERS, seed_of
 from netem.bench.audit.store import Column, TokenFiles, claims_of
 from netem.bench.audit.table import cost_line, tables
@@ -84,7 +97,8 @@ def test_tokens_are_judged_and_shown() -> None:
     means = calibrate(samples)
     made = ways(means, ROUNDS)
     honest = {"engine": str(ROUNDS), **facts(samples[ROUNDS].column), "other prompts": None, "with suspects": None}
-    for known in (KNOWN, AMONG, UNKNOWN):
+    assert list(made) == [KNOWN, AMONG, UNKNOWN, AS_SHIPPED]
+    for known in made:
         honest[known] = honest_row(samples[ROUNDS], made[known])
         assert honest[known]["nodes"] == 1 and honest[known]["caught"] == 0 and honest[known]["most_evidence"] >= 1
     rows = []
@@ -95,6 +109,9 @@ def test_tokens_are_judged_and_shown() -> None:
     assert all(0 < rows[0][known]["median"] <= rows[0][known]["p90"] < 100 for known in made)
     assert all(rows[1][known]["median"] is None and rows[1][known]["of"] == 3_000 for known in made)
     text = tables({"honest": [honest], "cheats": rows})
+    shipped = made[AS_SHIPPED]()
+    assert isinstance(shipped, NodeTest) and shipped.honest == Calibration().honest(ROUNDS) and shipped.false_alarm < FALSE_ALARM
+    assert f"90th percentile): {AS_SHIPPED}" in text
     assert "| nothing | not in 3,000 |" in text and f"| {ROUNDS} | 20,000 |" in text
 
 

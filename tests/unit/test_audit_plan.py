@@ -15,12 +15,15 @@ from learner.audit.calibration import (
     NodeArithmetic,
     from_json,
     read_arithmetic,
+    to_json,
     widest,
 )
-from learner.audit.plan import MAX_KINDS, AuditPlan, Check, Deviations, MadePart, ToldKind, parts_of
+from learner.audit.plan import LATELY, MAX_KINDS, AuditPlan, Check, Deviations, MadePart, ToldKind, parts_of
+from learner.audit.sequential import HonestMeans
 from learner.audit.waiting import WaitingLines
 from learner.standing.standing import Standing, StandingRules
 from learner.trajectory import Gap, Group, Maker, Trajectory
+from p2p.errors import UsageError
 from p2p.protocol.rollout import Span
 from p2p.version import Version
 
@@ -97,6 +100,7 @@ def test_all_of_a_strangers_are_checked_a_share_of_a_proven_nodes_and_all_after_
     assert taken("stranger", 0) == 1000
     assert 25 <= taken("proven", 1000) <= 80
     plan.standing.doubt("proven", "slow", 0.0)
+    plan.standing.ended("proven", 10)  # as what a node ends is told before its group is whole
     assert taken("proven", 2000) == 1000
     assert plan.counts["dropped"] == 0
 
@@ -142,6 +146,19 @@ def test_parts_of_one_check_are_of_one_test() -> None:
     assert plan.counts["caught"] == 1 and [test.tokens for test in plan.tests("cheat")] == [40]
 
 
+def test_what_is_notable_of_one_part_is_notable_of_the_whole() -> None:
+    """Two odd tokens, then many that are sound; the second part begins a new window of its last tokens."""
+    plan = make_plan()
+    spans = (Span(V(1, 1), 0, LATELY), Span(V(1, 2), LATELY, LATELY + 10))
+    for odd in (0, 2):
+        plan.whole(group(odd, trajectory("a", LATELY + 10, spans=spans)))
+        [check] = plan.next(10_000)
+        first, second = (sound(part) for part in check.parts)
+        first.distance[:odd] = 0.4
+        [judged] = plan.found(check, [first, second])
+        assert judged.verdict.notable == bool(odd) and not judged.verdict.caught
+
+
 def test_a_nodes_word_of_its_kind_gives_it_no_more_than_the_widest_and_its_tests_share_the_chance() -> None:
     said = {"liar": ToldKind(read_arithmetic("my/own/words"))}
     plan = make_plan(said)
@@ -181,8 +198,10 @@ def test_trusted_nodes_are_looked_at_only_to_measure_and_only_while_an_auditor_r
     mean = 0.01 * (2 / np.pi) ** 0.5  # of |noise|
     assert PROMPT_MARGIN * mean < measured.off < 1.1 * PROMPT_MARGIN * mean
     assert len(told) == 4 and from_json(told[-1])[BFLOAT16] == measured
+    assert set(from_json(told[-1])) == {BFLOAT16}, "what is only shipped was not measured"
     again = Calibration.of(told[-1], told.append)
     assert again.honest(BFLOAT16) == measured and not again.wants(BFLOAT16)
+    assert again.wants(FLOAT32) and again.honest(FLOAT32) == LEAST
     assert ENOUGH < PLENTY
 
 
@@ -235,6 +254,25 @@ def test_one_nodes_line_is_bounded_and_a_long_completion_has_its_turn() -> None:
     assert [check.group_id for check in waiting.next(50)] == [50]
     waiting.drop("a")
     assert waiting.next(50) == [] and len(lost) == 29
+
+
+def test_what_is_given_is_not_measured_and_what_was_measured_is_measured_anew() -> None:
+    given, told = {FLOAT32: HonestMeans(far=0.1)}, list[str]()
+    before = {BFLOAT16: HonestMeans(far=0.2), FLOAT32: HonestMeans(far=0.3)}
+    calibration = Calibration.of(to_json(given), told.append, before)
+    assert calibration.honest(FLOAT32).far == 0.1 and not calibration.wants(FLOAT32)
+    assert calibration.honest(BFLOAT16).far == 0.2 and calibration.wants(BFLOAT16)
+    other = NodeArithmetic("vllm", "float32", "cuda")
+    calibration.add(other, np.zeros(ENOUGH), np.full(ENOUGH, -1.0), np.full(ENOUGH, -1.0))
+    assert set(from_json(told[-1])) == {FLOAT32, BFLOAT16, other}
+    old = to_json({**SHIPPED, other: HonestMeans()})
+    assert Calibration.of(old, print).given == {other}, "earlier releases kept what was shipped, too"
+
+
+@pytest.mark.parametrize("far", [0.0, -1.0, float("nan"), float("inf")])
+def test_means_that_cannot_be_are_no_calibration(far: float) -> None:
+    with pytest.raises(UsageError, match="no calibration"):
+        from_json(to_json({FLOAT32: HonestMeans(far=far)}))
 
 
 def test_honest_means_are_kept_as_json() -> None:

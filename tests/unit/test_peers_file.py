@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_was_written_is_there_after_a_restart(path: Path) -> None:
-    record = PeerRecord("p1", delivered=7, allowance=3.5, why="slow")
+    record = PeerRecord("p1", delivered=7, allowance=3.5, recheck=4096, why="slow")
     with PeersFile.open(path) as books:
         books.add_ticket(BOB)
         books.came("p1", "aa", NOW)

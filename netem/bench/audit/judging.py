@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from learner.audit.calibration import NodeArithmetic, measure, widest
-from learner.audit.sequential import HonestMeans, KindsTest, NodeTest
+from learner.audit.calibration import Calibration, NodeArithmetic, measure, widest
+from learner.audit.plan import kind_test
+from learner.audit.sequential import FALSE_ALARM, HonestMeans, KindsTest, NodeTest
 from netem.bench.audit.store import Column
 
 CALIBRATION = 32_768
@@ -25,6 +26,9 @@ each token all the same."""
 
 KNOWN, AMONG, UNKNOWN = "kind known", "of a known kind", "kind never measured"
 """How much is known of a node: its kind; that it is of one of those that were measured; nothing."""
+
+AS_SHIPPED = "as shipped"
+"""A run in which nobody is trusted: the node says its kind, and nothing was measured. It has production's own test."""
 
 Test = NodeTest | KindsTest
 Suspected = Mapping[str, np.ndarray]
@@ -69,6 +73,7 @@ def ways(
     return {
         KNOWN: lambda: NodeTest(means[kind], suspects=suspects), AMONG: lambda: KindsTest(every, suspects=suspects),
         UNKNOWN: lambda: NodeTest(widest(means), suspects=suspects),
+        AS_SHIPPED: lambda: kind_test(Calibration(), kind, FALSE_ALARM),
     }  # fmt: skip
 
 
