@@ -161,6 +161,10 @@ class Trust(NodeConduct, PeerConduct):
             return True
         return not self._proven_here and self.standing.of(peer).delivered > 0
 
+    def proven_here(self) -> frozenset[str]:
+        """The proven nodes that have a link."""
+        return frozenset(filter(self.standing.proven, self._nodes))
+
     def limits(self, load: Callable[[str], int], able: Callable[[NodeState], bool]) -> dict[str, int]:
         """Most sequences of each node that may not hold as many as it can."""
         self._proven_here = any(able(node) and self.standing.proven(peer) for peer, node in self._nodes.items())
