@@ -24,7 +24,7 @@ from learner.rewards.confined import Complaints, ConfinedChild, Subject
 from learner.rewards.function_process import FunctionProcess
 from learner.rewards.lost_groups import LostGroups
 from learner.rewards.pool import ScoringPool, WorkerKind
-from learner.rewards.port import Answer, Failed, GroupUnscored
+from learner.rewards.port import Answer, GroupUnscored, NoReward
 from learner.rewards.scoring import Scorer, check_confined, check_scoring, child_score, place_of, task_subject
 from learner.rewards.settings import RewardPart, RewardSettings
 from learner.tasks.port import Prompt, Score, Task, columns_of
@@ -130,7 +130,7 @@ class PooledScorer:
         """Groups whose reward could not be had since an answer was scored."""
         return self.lost.in_a_row
 
-    async def score(self, task_index: int, answers: Sequence[Answer]) -> Sequence[Score | Failed]:
+    async def score(self, task_index: int, answers: Sequence[Answer]) -> Sequence[Score | NoReward]:
         """See `GroupScorer`."""
         own = self._own_code()
         if own is not None:  # as fast as can be: one call in a thread
@@ -140,7 +140,7 @@ class PooledScorer:
             scores = await self._scores(prompt, answers)
         except GroupUnscored as error:
             raise self._lost(f"{place_of(prompt)}: {error}", answers) from None
-        failed = [(a, s) for a, s in zip(answers, scores, strict=True) if isinstance(s, Failed)]
+        failed = [(a, s) for a, s in zip(answers, scores, strict=True) if isinstance(s, NoReward)]
         if len(failed) == len(answers):
             raise self._lost(f"{place_of(prompt)}: {failed[0][1].why}", answers)
         self.lost.scored()
@@ -164,7 +164,7 @@ class PooledScorer:
         except GroupUnscored as error:
             raise GroupUnscored(f"{place_of(prompt)}: {error}") from None
         for score in scores:
-            if isinstance(score, Failed):
+            if isinstance(score, NoReward):
                 raise GroupUnscored(f"{place_of(prompt)}: {score.why}")
         return [score for score in scores if isinstance(score, Score)]
 
@@ -199,7 +199,7 @@ class PooledScorer:
         async with self._one_at_a_time:
             return list(await self._in_thread(blocking))
 
-    async def _scores(self, prompt: Prompt, answers: Sequence[Answer]) -> list[Score | Failed]:
+    async def _scores(self, prompt: Prompt, answers: Sequence[Answer]) -> list[Score | NoReward]:
         results: list[list[Any]] = [[] for _ in self._sources]
         errors: list[ShoalError] = []
 
@@ -222,12 +222,12 @@ class PooledScorer:
         by_makers: dict[frozenset[str], list[int]] = {}
         for i, answer in enumerate(answers):
             by_makers.setdefault(answer.makers, []).append(i)
-        if errors or not source.whole or len(by_makers) < 2 or not any(isinstance(r, Failed) for r in results):
+        if errors or not source.whole or len(by_makers) < 2 or not any(isinstance(r, NoReward) for r in results):
             return results
         sound: list[int] = []
 
         async def alone(those: list[int]) -> None:
-            if not any(isinstance(r, Failed) for r in await self._results(source, prompt, [answers[i] for i in those], errors)):
+            if not any(isinstance(r, NoReward) for r in await self._results(source, prompt, [answers[i] for i in those], errors)):
                 sound.extend(those)
 
         async with trio.open_nursery() as nursery:
@@ -238,7 +238,7 @@ class PooledScorer:
             if errors or not some or len(some) == len(answers):
                 continue
             again = await self._results(source, prompt, [answers[i] for i in some], errors)
-            if not any(isinstance(r, Failed) for r in again):
+            if not any(isinstance(r, NoReward) for r in again):
                 said = dict(zip(some, again, strict=True))
                 return [said.get(i, result) for i, result in enumerate(results)]
         return results
@@ -246,8 +246,8 @@ class PooledScorer:
     async def _results(
         self, source: _Source, prompt: Prompt, answers: Sequence[Answer], errors: list[ShoalError]
     ) -> list[Any]:
-        """One result an answer, in order, `Failed` where there is none. To `errors` goes what costs the whole group, or the run.
-        What is under way ends first: to end it would cost processes that other groups need."""
+        """One result an answer, in order, `NoReward` where there is none. To `errors` goes what costs the whole group, or the
+        run. What is under way ends first: to end it would cost processes that other groups need."""
         try:
             jobs = source.asked(prompt, answers)
         except GroupUnscored as error:
@@ -262,7 +262,7 @@ class PooledScorer:
                 else:
                     found[i] = await self.pool.run(source.kind, asked.work, asked.node, wanted=lambda: not errors) or ()
             except GroupUnscored as error:
-                found[i] = [Failed(f"{source.title}: {error}")] * asked.answers
+                found[i] = [NoReward(f"{source.title}: {error}")] * asked.answers
             except ShoalError as error:
                 errors.append(error)
 

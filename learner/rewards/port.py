@@ -30,7 +30,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class NoReward:
     """In place of a reward: it could not be had of this answer."""
 
     why: str
@@ -44,7 +44,7 @@ class GroupUnscored(ShoalError):
 class GroupScorer(Protocol):
     """Gives groups their rewards. Several groups may be scored at once, each from a task of its own."""
 
-    async def score(self, task_index: int, answers: Sequence[Answer]) -> Sequence[Score | Failed]:
-        """One score an answer, in order; `Failed` for those that are to be left out of the group. GroupUnscored when this group
+    async def score(self, task_index: int, answers: Sequence[Answer]) -> Sequence[Score | NoReward]:
+        """One score an answer, in order; `NoReward` for those that are to be left out of the group. GroupUnscored when this group
         cannot be scored; any other ShoalError when the run must stop."""
         ...

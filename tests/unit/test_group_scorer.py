@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from learner.rewards.group_scorer import PooledScorer
-from learner.rewards.port import Answer, Failed, GroupUnscored
+from learner.rewards.port import Answer, GroupUnscored, NoReward
 from learner.rewards.settings import RewardPart, RewardSettings
 from learner.tasks.port import Prompt, Score, Task
 from p2p.errors import ShoalError, UsageError
@@ -194,7 +194,7 @@ async def test_an_answer_on_which_a_function_fails_is_left_out_and_its_maker_nam
         for _ in range(10):
             first, second, third = await scorer.score(0, group)
             assert first == second == Score(0.5, False)
-            assert isinstance(third, Failed) and "it raised ValueError: oh no" in third.why
+            assert isinstance(third, NoReward) and "it raised ValueError: oh no" in third.why
         assert "answers of 3 are left out of their group" in caplog.text and "1 of node stranger" in caplog.text
         assert scorer.lost.blame() == "10 of node stranger"
         with pytest.raises(GroupUnscored):  # one that is left is better than nobody
