@@ -20,6 +20,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from learner.client.client import LearnerClient
+from learner.client.mismatch import NodeMismatch
+from learner.client.port import BY_NODE
 from learner.trajectory import Group
 
 RATIO_CAP = 2.0
@@ -33,9 +35,9 @@ def served(model: torch.nn.Module) -> dict[str, tuple[str, np.ndarray]]:
     return {name: ("bfloat16", b.numpy().view(np.uint16)) for name, b in bits.items()}
 
 
-def group_loss(model: torch.nn.Module, group: Group, temperature: float) -> tuple[torch.Tensor, float]:
-    """(sum over the group's sequences of their mean policy loss, mean importance weight). One forward: they share a prompt, and
-    under causal attention no token sees the padding behind it."""
+def group_loss(model: torch.nn.Module, group: Group, temperature: float) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """(sum over the group's sequences of their mean policy loss, log probability of each token [G, T], mean importance weight).
+    One forward: they share a prompt, and under causal attention no token sees the padding behind it."""
     device, prompt = next(model.parameters()).device, group.trajectories[0].prompt_ids
     rewards = torch.tensor(group.rewards)
     advantages = ((rewards - rewards.mean()) / (rewards.std() + 1e-4)).to(device)  # [G]
@@ -50,7 +52,7 @@ def group_loss(model: torch.nn.Module, group: Group, temperature: float) -> tupl
     logp = torch.log_softmax(logits, dim=-1).gather(2, tokens[:, :, None])[:, :, 0]  # [G, T]
     ratio = torch.exp(logp.detach() - behaviour).clamp(max=RATIO_CAP) * mask
     loss = -(advantages[:, None] * ratio * logp).sum(dim=1) / mask.sum(dim=1)
-    return loss.sum(), float(ratio.sum() / mask.sum())
+    return loss.sum(), logp.detach(), float(ratio.sum() / mask.sum())
 
 
 def pad(rows: list[torch.Tensor]) -> torch.Tensor:
@@ -90,12 +92,15 @@ def train(run_dir: Path, lr: float) -> None:
         optimizer.load_state_dict(state["optimizer"])
     client.publish(start.step, served(model))
 
+    watch = NodeMismatch()
     for step in range(start.step, steps):
         rewards: list[float] = []
         ratios: list[float] = []
         for batch in client.batches(step):  # while the rest of the step's groups are still being generated
             for group in batch.groups:
-                loss, ratio = group_loss(model, group, temperature)
+                loss, logp, ratio = group_loss(model, group, temperature)
+                for t, own in zip(group.trajectories, logp.tolist(), strict=True):
+                    watch.add(t, own[: len(t.completion_ids)])
                 # How many groups the step will have is known from the start, so the mean is, too.
                 (loss / (batch.total * len(group.trajectories))).backward()
                 rewards += group.rewards
@@ -108,7 +113,8 @@ def train(run_dir: Path, lr: float) -> None:
             client.publish(step + 1, served(model))
         shutil.rmtree(run_dir / "checkpoints" / f"step_{step - 1}", ignore_errors=True)
         mean = sum(rewards) / len(rewards)
-        client.log(step + 1, {"reward/mean": mean, "optim/grad_norm": norm, "ratio/mean": sum(ratios) / len(ratios)})
+        metrics = {"reward/mean": mean, "optim/grad_norm": norm, "ratio/mean": sum(ratios) / len(ratios)}
+        client.log(step + 1, metrics | {BY_NODE: watch.take()})  # the head compares the nodes by it
         print(f"step {step + 1}: reward {mean:.3f}", flush=True)
     client.finish()
 

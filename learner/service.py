@@ -193,6 +193,7 @@ async def run_learner(
                     report=head.report, conduct=head.trust, scorer=scorer, runner=runner, in_thread=in_thread,
                 ),
             )  # fmt: skip
+            scorer.lost.proven = head.trust.proven_here
             head.evaluate(evaluations)
             head.rollouts.buffers.stop_at(trainer_config.steps)
             head.requests.book.max_context = model.context

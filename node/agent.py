@@ -109,7 +109,7 @@ class Agent(SwarmOwner):
         """it ended for its owner's limits, and is to come back"""
         self._done = trio.Event()
         self._done_reason = ""
-        self._proved: tuple[Link, Version] | None = None
+        self._named: tuple[Link, Version] | None = None
         """the version that the head was last proven, and over which link"""
         self._may_go = trio.Event()
         """set when the head has every token of this node, or is not there"""
@@ -203,9 +203,9 @@ class Agent(SwarmOwner):
         """What serves, and was not proven over this link to the head: a head that was started anew, a new link, a node that came
         back with its state on the disk. It counts no bytes."""
         serves, digest = self.slot.serving, self.shadow.digest
-        if serves is None or serves != self.shadow.version or digest is None or self._proved == (link, serves):
+        if serves is None or serves != self.shadow.version or digest is None or self._named == (link, serves):
             return
-        self._proved = link, serves
+        self._named = link, serves
         link.post(Installed(
             serves, digest, pause_s=0.0, apply_s=0.0, transfer_s=0.0, bytes_from_head=0, bytes_from_peers=0,
         ))  # fmt: skip
@@ -252,7 +252,7 @@ class Agent(SwarmOwner):
 
     async def _on_installed(self, installed: Installed) -> None:
         if (link := self.swarm.links.get(self.swarm.head)) is not None:
-            self._proved = link, installed.version
+            self._named = link, installed.version
         self._to_head(installed)
         await self._send_status()
 

@@ -25,11 +25,16 @@ from learner.audit.versions import ChosenVersions
 from learner.audit.waiting import WaitingLines
 from learner.standing.standing import Standing
 from learner.trajectory import Group, Trajectory
+from p2p.forgetting import forget_oldest, renewed
 from p2p.version import Version
 
 MAX_KINDS = 4
 """Kinds of arithmetic that one node may have in a run, each with a test of its own: a node comes back with another engine or
 device. Its further kinds are judged as the last one."""
+
+MOST_TESTED = 2_000
+"""Nodes, gone ones among them, of which tests are kept: each is dozens of small arrays. Of more, those are forgotten that are
+gone and were tested longest ago; one that comes back then is tested from the beginning."""
 
 
 LATELY = 256
@@ -248,7 +253,12 @@ class AuditPlan:
         if kind is None:
             return self._kinds.get(node, UNTOLD)
         self._kinds[node] = kind
+        renewed(self._kinds, node)
+        forget_oldest(self._kinds, MOST_TESTED, self._is_here)
         return kind
+
+    def _is_here(self, node: str) -> bool:
+        return self.kind_of(node) is not None
 
     def _mixed(self, trajectory: Trajectory, part: MadePart) -> bool:
         """Whether keys and values of older weights went into it: its node keeps them, and had the sequence already."""
@@ -285,6 +295,8 @@ class AuditPlan:
     def _test(self, node: str, kind: NodeArithmetic) -> NodeTest:
         """Its test of this kind. All of a node's tests together have the chance of a false alarm that one may have."""
         tests = self._tests.setdefault(node, {})
+        renewed(self._tests, node)
+        forget_oldest(self._tests, MOST_TESTED, lambda one: one == node or self._is_here(one))
         if kind not in tests and len(tests) >= MAX_KINDS:
             kind = list(tests)[-1]
         if kind not in tests:

@@ -30,6 +30,7 @@ from learner.economy.candidates import ACTIVE, WARM, Candidate, Change, Decision
 from learner.economy.cover import EXACT, cheapest
 from learner.economy.demand import Demand
 from learner.economy.exploration import Exploration, promise
+from p2p.forgetting import forget_oldest, renewed
 
 DIP_SHARE = 0.8
 """A supply under this share of what is required is more than the dip of an estimate: nodes are added at once."""
@@ -132,6 +133,8 @@ class Activation:
             if now - since >= patience:
                 pause = 2 * self._refused[peer][1] if peer in self._refused else patience
                 self._refused[peer] = now + pause, pause
+                renewed(self._refused, peer)
+                forget_oldest(self._refused)
                 self._why[peer] = f"was not ready within {patience:.0f} s: not asked again for {pause:.0f} s"
                 self._plan = frozenset() if peer in self._plan else self._plan
                 out.add(peer)

@@ -89,10 +89,13 @@ class Bill:
         return not self._account(peer).held_back
 
     def left(self, peer: str, now: float) -> None:
-        """A node is gone, and costs nothing from now on."""
+        """A node is gone, and costs nothing from now on. One that has delivered nothing leaves nothing behind: identities are
+        free."""
         account = self._account(peer, now)
         account.charge(self._now)
         account.state, account.counter = "", 0.0
+        if account.held_back:
+            del self._accounts[peer]
 
     def egress(self, peer: str, sent: float) -> None:
         """So many more bytes were sent to a node, or by the learner."""

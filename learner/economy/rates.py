@@ -19,6 +19,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from p2p.forgetting import forget_oldest, renewed
+
 CHUNK_S = 5.0
 """Seconds of a chunk. Shorter intervals are put together until they are as long, so that batches of tokens even out."""
 
@@ -205,7 +207,7 @@ def prior_of(estimates: Iterable[Estimate]) -> Estimate:
 
 @dataclass
 class NodeRates:
-    """All nodes that ever were here, by name: one that returns is known."""
+    """The MOST_NODES that worked last, by name: one that returns is known."""
 
     _rates: dict[str, NodeRate] = field(default_factory=dict, init=False, repr=False)
     _kinds: dict[str, str] = field(default_factory=dict, init=False, repr=False)
@@ -213,8 +215,12 @@ class NodeRates:
     """kind -> what to expect; of all kinds under "". Empty when something was learned since"""
 
     def observe(self, peer: str, now: float, seconds: float, accepted: float, busy: bool, kind: str = "") -> None:
+        """A node had so much accepted in so many seconds; `busy` if it had all the work that it could do."""
         self._kinds[peer] = kind or self._kinds.get(peer, "")
         self._rates.setdefault(peer, NodeRate()).observe(now, seconds, accepted, busy)
+        renewed(self._rates, peer)
+        for gone in forget_oldest(self._rates):
+            del self._kinds[gone]
         self._priors.clear()
 
     def estimate(self, peer: str, kind: str = "") -> Estimate:

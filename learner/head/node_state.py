@@ -54,8 +54,9 @@ class NodeState:
     """oldest version it may still ask for while it catches up"""
     version: Version = NO_VERSION
     digest_ok: bool = False
-    proved: Version | None = None
-    """the version of which it named the state's digest last: it is given work for no other"""
+    named: Version | None = None
+    """the version of which it named the state's digest last: it is given work for no other. Anybody can read the digest in the
+    catalog, so this says which version it means, and does not prove that it holds it"""
     ready: bool = False
     capacity: int = 0
     tokens_per_s: float = 0.0
@@ -107,7 +108,7 @@ class NodeState:
     def on_installed(self, message: Installed, expected: bytes | None, current: Version | None) -> None:
         """`expected` is the version's state digest (None when there is no such version), `current` the newest one."""
         self.digest_ok = expected is not None and expected == message.state_digest
-        self.proved = message.version if self.digest_ok else None
+        self.named = message.version if self.digest_ok else None
         self.pause_s, self.apply_s, self.transfer_s = message.pause_s, message.apply_s, message.transfer_s
         self.bytes_from_head = min(self.bytes_from_head + message.bytes_from_head, MAX_BYTES)
         self.bytes_from_peers = min(self.bytes_from_peers + message.bytes_from_peers, MAX_BYTES)
@@ -138,8 +139,8 @@ class NodeState:
         return self._able(epoch, now) and not self.draining and not self.rests
 
     def _able(self, epoch: int, now: float) -> bool:
-        proved = self.version.epoch == epoch and self.version == self.proved
-        return self.ready and proved and now - self.heard < STATUS_SILENCE_S
+        named = self.version.epoch == epoch and self.version == self.named
+        return self.ready and named and now - self.heard < STATUS_SILENCE_S
 
     def view(
         self, load: int, epoch: int, now: float, active: bool = True, *, beside: Footprint = NOTHING, limit: int | None = None

@@ -250,7 +250,8 @@ class TrainerRequests:
         except ValueError as error:
             trained = {}
             self._complain("the trainer's metrics cannot be read", f"step {message.step}: {error}")
-        parts.trust.trained_on(trained.pop(BY_NODE, None))
+        by_node = trained.pop(BY_NODE, None)
+        parts.trust.trained_on(by_node)
         publisher.count_traffic()
         network = network_metrics(publisher.published, list(parts.nodes.values()), publisher.current)
         if rollouts.buffers.redundant:
@@ -260,6 +261,9 @@ class TrainerRequests:
         network |= parts.audits.metrics() if parts.audits is not None else {}
         tally = self._tallies.pop(message.step, None)
         network |= tally.metrics() if tally is not None else {}
+        if tally is not None and by_node is None and not all(map(parts.trust.standing.trusts, parts.nodes)):
+            what = "the trainer does not say what each node's tokens come to"
+            self._complain(what, "only audits watch the nodes that are not trusted (docs/own-trainer.md)")
         network["groups/unscored"] = rollouts.buffers.unscored_groups - self._unscored
         self._unscored = rollouts.buffers.unscored_groups
         own = {"step": message.step, "epoch": parts.epoch, "time": parts.wall()}

@@ -21,6 +21,7 @@ from learner.standing.port import NodeConduct
 from learner.standing.shares import MadeOfLate, NodeHolding, limits
 from learner.standing.standing import Standing, StandingRules
 from learner.trajectory import Group, Maker
+from p2p.forgetting import forget_oldest, renewed
 from p2p.membership.conduct import PeerConduct
 
 KEEP_S = 5.0
@@ -61,7 +62,7 @@ class Trust(NodeConduct, PeerConduct):
         self.caught_last, self.caught_trained = "", 0
         """which one was last, and why; and tokens of all of them that the trainer has"""
         self.trained: Counter[str] = Counter()
-        """tokens of each node that the trainer was handed, in this life of the learner"""
+        """tokens of each node that the trainer was handed, in this life of the learner; of nodes that are gone, the last ones"""
         self._credible_here = False
         """whether a proven node that takes work and is not on trial again was there at the last look"""
         self._apart_until = float("-inf")
@@ -105,6 +106,8 @@ class Trust(NodeConduct, PeerConduct):
                 ends = [m.start for m in t.makers[1:]] + [len(t.completion_ids)]
                 for maker, end in zip(t.makers or (Maker(0, t.node),), ends if t.makers else ends[-1:], strict=True):
                     self.trained[maker.node] += end - maker.start
+                    renewed(self.trained, maker.node)
+        forget_oldest(self.trained, stays=self._nodes.__contains__)
 
     def checks(self, on: bool, share: float = 0.0) -> None:
         """Whether what nodes make is checked (then it must be, before a node is proven), and which share of a proven node's."""
@@ -166,6 +169,10 @@ class Trust(NodeConduct, PeerConduct):
 
     def doubted(self, peer: str) -> bool:
         return self.standing.doubted(peer, self._wall())
+
+    def proven_here(self) -> frozenset[str]:
+        """The proven nodes that have a link."""
+        return frozenset(filter(self.standing.proven, self._nodes))
 
     def limits(self, load: Callable[[str], int], able: Callable[[NodeState], bool]) -> dict[str, int]:
         """Most sequences of each node that may not hold as many as it can."""

@@ -43,6 +43,12 @@ RETRY_REASONS = ("restart", "orphaned", "stale", SURPLUS, CAUGHT)
 """Aborts that were no fault of the prompt: it is generated again, under a new group id. Also what was surplus: that is often what
 takes long, and a run that passed it over would learn from prompts with short answers alone."""
 
+MOST_ROWS = 100_000
+"""Nodes that are remembered, as many as identities in the books of who may come: a ticket may bring new ones for ever."""
+
+FORGET_EVERY = 1_000
+"""Nodes are counted each time that so many were recorded: a count looks at all of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class CommittedStep:
@@ -89,6 +95,8 @@ class Journal:
         self._next_group = self._one("SELECT coalesce(max(group_id), -1) + 1 FROM groups")
         self._next_task = self._one("SELECT coalesce(max(task_index), -1) + 1 FROM groups")
         self._makers: dict[str, int] = {}
+        self._seen = 0
+        """how often a node was recorded in this life"""
         """peer -> its number in the table of pieces, of those that are in it for certain"""
         self.epoch = self._one("SELECT coalesce(max(epoch), 0) FROM epochs")
         """the newest epoch; 0 before the first `new_epoch`"""
@@ -313,6 +321,9 @@ class Journal:
         """A node was seen; `tokens` and `size` (bytes it sent) are added to what it had."""
         now = self._clock()
         with self._transaction():
+            if self._seen % FORGET_EVERY == 0:
+                self._forget_nodes()
+            self._seen += 1
             self._db.execute(
                 "INSERT INTO nodes VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (peer) DO UPDATE SET name = excluded.name, "
                 "last_seen = excluded.last_seen, tokens = tokens + excluded.tokens, bytes = bytes + excluded.bytes",
@@ -325,6 +336,16 @@ class Journal:
         return str(row[0]) if row else ""
 
     # ---- inside
+
+    def _forget_nodes(self) -> None:
+        """Rows of those who made nothing first, then by when they were seen last; and the numbers of makers of no piece."""
+        over = self._one("SELECT count(*) FROM nodes") + FORGET_EVERY - MOST_ROWS
+        if over > 0:
+            least = "SELECT peer FROM nodes ORDER BY tokens > 0, last_seen LIMIT ?"
+            self._db.execute(f"DELETE FROM nodes WHERE peer IN ({least})", (over,))
+        if self._one("SELECT count(*) FROM makers") > MOST_ROWS:
+            self._db.execute("DELETE FROM makers WHERE maker NOT IN (SELECT maker FROM pieces WHERE maker IS NOT NULL)")
+            self._makers = {}
 
     def _one(self, query: str) -> int:
         return self._db.execute(query).fetchone()[0]

@@ -1,7 +1,8 @@
 """Gives whole groups their rewards: by the task's own score, or by reward functions. A thin shell around the pool of processes.
 
-What an answer is to blame for (code that never ends, say) makes that answer worth nothing. What a reward function is to blame for
-costs the group, and groups lost in a row stop the run. Must not know nodes (but by name), versions or the journal.
+What an answer is to blame for (code that never ends, say) makes that answer worth nothing. An answer on which a reward function
+fails is left out of its group. A group is lost where too few are left, and lost groups in a row stop the run (`lost_groups` says
+which count). Must not know nodes (but by name), versions or the journal.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from learner.rewards.built_in import BUILT_IN, JUDGE, BuiltIn, check_built_in, m
 from learner.rewards.combine import Values, checked_values, combined
 from learner.rewards.confined import Complaints, ConfinedChild, Subject
 from learner.rewards.function_process import FunctionProcess
+from learner.rewards.lost_groups import LostGroups
 from learner.rewards.pool import ScoringPool, WorkerKind
-from learner.rewards.port import Answer, GroupUnscored
+from learner.rewards.port import Answer, GroupUnscored, NoReward
 from learner.rewards.scoring import Scorer, check_confined, check_scoring, child_score, place_of, task_subject
 from learner.rewards.settings import RewardPart, RewardSettings
 from learner.tasks.port import Prompt, Score, Task, columns_of
@@ -31,7 +33,10 @@ from p2p.errors import ShoalError, UsageError
 log = logging.getLogger("shoal.scoring")
 
 TELL_S = 10.0
-"""Seconds between two log lines about groups that could not be scored: a function that always raises loses one after another."""
+"""Seconds between two log lines about what could not be scored: a function that always raises loses one group after another."""
+
+LEAST = 2
+"""Answers with a reward that make a group: one alone is better than nobody."""
 
 InThread = Callable[..., Awaitable[Any]]
 """Calls a blocking function off the event loop: `trio.to_thread.run_sync`, or in tests the call itself."""
@@ -44,6 +49,8 @@ class _Asked:
     node: str
     work: Callable[[Any], Sequence[Any]]
     """blocks; one result an answer, in order"""
+    answers: int = 1
+    """that it is about"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,12 @@ class _Source:
     ours: bool = False
     """its processes run our own program: what they cost is known, so all of them are there before they are needed"""
 
+    @property
+    def whole(self) -> bool:
+        """Whether it is asked about all answers in one call; known once it was started."""
+        first = self.kind.first if self.kind is not None else None
+        return isinstance(first, FunctionProcess) and first.whole
+
 
 class PooledScorer:
     """A group scorer; a context manager, whose processes end with it. Made and entered before the event loop may block on it.
@@ -77,8 +90,8 @@ class PooledScorer:
         self.task, self.settings, self._in_thread = task, settings or RewardSettings(), in_thread
         self._allow_unconfined = allow_unconfined
         self.pool = ScoringPool(self.settings.reward_workers)
-        self.lost_in_a_row = 0
-        """groups whose reward could not be had since the last one that was scored"""
+        self.lost = LostGroups(self.settings.reward_failures)
+        """groups whose reward could not be had; whoever knows which nodes are proven says so there"""
         self._complaints = Complaints()
         self._told = -math.inf
         self._one_at_a_time = trio.Lock()
@@ -112,43 +125,67 @@ class PooledScorer:
         """End every process. Idempotent."""
         self.pool.close()
 
-    async def score(self, task_index: int, answers: Sequence[Answer]) -> list[Score]:
+    @property
+    def lost_in_a_row(self) -> int:
+        """Groups whose reward could not be had since an answer was scored."""
+        return self.lost.in_a_row
+
+    async def score(self, task_index: int, answers: Sequence[Answer]) -> Sequence[Score | NoReward]:
         """See `GroupScorer`."""
         own = self._own_code()
         if own is not None:  # as fast as can be: one call in a thread
             return await self._in_turn(own, lambda: self.task.prompt(task_index), answers)
         prompt = await self._in_thread(self.task.prompt, task_index)
         try:
-            scores = await self.score_prompt(prompt, answers)
+            scores = await self._scores(prompt, answers)
         except GroupUnscored as error:
-            raise self._lost(str(error)) from None
-        self.lost_in_a_row = 0
+            raise self._lost(f"{place_of(prompt)}: {error}", answers) from None
+        failed = [(a, s) for a, s in zip(answers, scores, strict=True) if isinstance(s, NoReward)]
+        if len(failed) == len(answers):
+            raise self._lost(f"{place_of(prompt)}: {failed[0][1].why}", answers)
+        self.lost.scored()
+        if failed:
+            self.lost.failed(a.node for a, _ in failed)
+            why = f"{place_of(prompt)}: {failed[0][1].why}"
+            if len(answers) - len(failed) < LEAST:
+                self._tell("a group is given up and replaced", why)
+                raise GroupUnscored(why)
+            self._tell(f"{len(failed)} answers of {len(answers)} are left out of their group", why)
         return scores
 
     async def score_prompt(self, prompt: Prompt, answers: Sequence[Answer]) -> list[Score]:
-        """As `score`, of any prompt that is no group of training's: one that is lost counts for nothing."""
+        """The scores of any prompt that is no group of training's, all of them or GroupUnscored; what is lost counts for
+        nothing."""
         own = self._own_code()
         if own is not None:
             return await self._in_turn(own, lambda: prompt, answers)
         try:
-            results = await self._results(prompt, answers)
-            scores = results[0] if not self.settings.reward else combined(self.settings.reward, results)
+            scores = await self._scores(prompt, answers)
         except GroupUnscored as error:
             raise GroupUnscored(f"{place_of(prompt)}: {error}") from None
-        return list(scores)
+        for score in scores:
+            if isinstance(score, NoReward):
+                raise GroupUnscored(f"{place_of(prompt)}: {score.why}")
+        return [score for score in scores if isinstance(score, Score)]
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _lost(self, why: str) -> ShoalError:
-        self.lost_in_a_row += 1
+    def _lost(self, why: str, answers: Sequence[Answer]) -> ShoalError:
+        self.lost.failed(answer.node for answer in answers)
         most = self.settings.reward_failures
-        if self.lost_in_a_row >= most:
-            return ShoalError(f"{most} groups in a row could not be scored (task.reward_failures = {most}); the last: {why}")
+        if self.lost.lost(answer.makers for answer in answers):
+            return ShoalError(
+                f"{most} groups in a row could not be scored (task.reward_failures = {most}); the last: {why}; "
+                f"answers that failed: {self.lost.blame()}"
+            )
+        self._tell(f"a group is given up and replaced ({self.lost.in_a_row} in a row)", why)
+        return GroupUnscored(why)
+
+    def _tell(self, what: str, why: str) -> None:
         now = time.monotonic()
         if now - self._told >= TELL_S:
             self._told = now
-            log.warning("a group is given up and replaced (%d in a row): %.400s", self.lost_in_a_row, ascii(why)[1:-1])
-        return GroupUnscored(why)
+            log.warning("%s: %.400s; answers that failed so far: %s", what, ascii(why)[1:-1], self.lost.blame())
 
     def _own_code(self) -> _Source | None:
         """The task's own score where it is called in this process: a task of a person's may take its time."""
@@ -162,36 +199,77 @@ class PooledScorer:
         async with self._one_at_a_time:
             return list(await self._in_thread(blocking))
 
-    async def _results(self, prompt: Prompt, answers: Sequence[Answer]) -> list[list[Any]]:
-        """Of each source one result an answer, in order. The first error of ours is raised alone, once what is under way has
-        ended: to end it would cost processes that other groups need."""
+    async def _scores(self, prompt: Prompt, answers: Sequence[Answer]) -> list[Score | NoReward]:
+        results: list[list[Any]] = [[] for _ in self._sources]
         errors: list[ShoalError] = []
-        found: list[list[Sequence[Any]]] = []
 
-        async def run(source: _Source, asked: _Asked, into: list[Sequence[Any]], i: int) -> None:
+        async def ask(i: int, source: _Source) -> None:
+            results[i] = await self._of_makers(source, prompt, answers, errors)
+
+        async with trio.open_nursery() as nursery:
+            for i, source in enumerate(self._sources):
+                nursery.start_soon(ask, i, source)
+        if errors:
+            raise errors[0]
+        return results[0] if not self.settings.reward else combined(self.settings.reward, results)
+
+    async def _of_makers(
+        self, source: _Source, prompt: Prompt, answers: Sequence[Answer], errors: list[ShoalError]
+    ) -> list[Any]:
+        """As `_results`. Where a call with the whole group fails, it is asked again without those whose answers fail alone; and
+        without all but the proven nodes' answers, since a function may need several."""
+        results = await self._results(source, prompt, answers, errors)
+        by_makers: dict[frozenset[str], list[int]] = {}
+        for i, answer in enumerate(answers):
+            by_makers.setdefault(answer.makers, []).append(i)
+        if errors or not source.whole or len(by_makers) < 2 or not any(isinstance(r, NoReward) for r in results):
+            return results
+        sound: list[int] = []
+
+        async def alone(those: list[int]) -> None:
+            if not any(isinstance(r, NoReward) for r in await self._results(source, prompt, [answers[i] for i in those], errors)):
+                sound.extend(those)
+
+        async with trio.open_nursery() as nursery:
+            for those in by_makers.values():
+                nursery.start_soon(alone, those)
+        proven = frozenset(self.lost.proven() if self.lost.proven is not None else ())
+        for some in (sorted(sound), [i for i, answer in enumerate(answers) if answer.makers <= proven]):
+            if errors or not some or len(some) == len(answers):
+                continue
+            again = await self._results(source, prompt, [answers[i] for i in some], errors)
+            if not any(isinstance(r, NoReward) for r in again):
+                said = dict(zip(some, again, strict=True))
+                return [said.get(i, result) for i, result in enumerate(results)]
+        return results
+
+    async def _results(
+        self, source: _Source, prompt: Prompt, answers: Sequence[Answer], errors: list[ShoalError]
+    ) -> list[Any]:
+        """One result an answer, in order, `NoReward` where there is none. To `errors` goes what costs the whole group, or the
+        run. What is under way ends first: to end it would cost processes that other groups need."""
+        try:
+            jobs = source.asked(prompt, answers)
+        except GroupUnscored as error:
+            errors.append(GroupUnscored(f"{source.title}: {error}"))
+            return []
+        found: list[Sequence[Any]] = [()] * len(jobs)
+
+        async def run(i: int, asked: _Asked) -> None:
             try:
                 if source.kind is None:
-                    into[i] = asked.work(None)
+                    found[i] = asked.work(None)
                 else:
-                    into[i] = await self.pool.run(source.kind, asked.work, asked.node, wanted=lambda: not errors) or ()
+                    found[i] = await self.pool.run(source.kind, asked.work, asked.node, wanted=lambda: not errors) or ()
             except GroupUnscored as error:
-                errors.append(GroupUnscored(f"{source.title}: {error}"))
+                found[i] = [NoReward(f"{source.title}: {error}")] * asked.answers
             except ShoalError as error:
                 errors.append(error)
 
         async with trio.open_nursery() as nursery:
-            for source in self._sources:
-                try:
-                    jobs = source.asked(prompt, answers)
-                except GroupUnscored as error:
-                    errors.append(GroupUnscored(f"{source.title}: {error}"))
-                    break
-                found.append([()] * len(jobs))
-                for i, asked in enumerate(jobs):
-                    nursery.start_soon(run, source, asked, found[-1], i)
-        if errors:
-            raise errors[0]
-        return [[result for results in of_source for result in results] for of_source in found]
+            for i, asked in enumerate(jobs):
+                nursery.start_soon(run, i, asked)
+        return [result for results in found for result in results]
 
     def _of_task(self) -> _Source:
         task = self.task
@@ -267,7 +345,7 @@ class PooledScorer:
 
         if kind.first is not None and kind.first.whole:
             most = Counter(answer.node for answer in answers).most_common(1)
-            return [_Asked(most[0][0] if most else "", partial(score, answers))]
+            return [_Asked(most[0][0] if most else "", partial(score, answers), len(answers))]
         return [_Asked(answer.node, partial(score, [answer])) for answer in answers]
 
 

@@ -20,6 +20,20 @@ class Answer:
     """peer id of the node that made the last token: slow answers of one node may not keep those of others waiting"""
     ids: tuple[int, ...] = ()
     """its token ids, for reward functions that ask for them"""
+    nodes: tuple[str, ...] = ()
+    """all nodes that made tokens of it, where it was more than one"""
+
+    @property
+    def makers(self) -> frozenset[str]:
+        """Whose work it is."""
+        return frozenset(self.nodes or (self.node,))
+
+
+@dataclass(frozen=True, slots=True)
+class NoReward:
+    """In place of a reward: it could not be had of this answer."""
+
+    why: str
 
 
 class GroupUnscored(ShoalError):
@@ -30,7 +44,7 @@ class GroupUnscored(ShoalError):
 class GroupScorer(Protocol):
     """Gives groups their rewards. Several groups may be scored at once, each from a task of its own."""
 
-    async def score(self, task_index: int, answers: Sequence[Answer]) -> list[Score]:
-        """One score an answer, in order. GroupUnscored when this group cannot be scored; any other ShoalError when the run must
-        stop."""
+    async def score(self, task_index: int, answers: Sequence[Answer]) -> Sequence[Score | NoReward]:
+        """One score an answer, in order; `NoReward` for those that are to be left out of the group. GroupUnscored when this group
+        cannot be scored; any other ShoalError when the run must stop."""
         ...

@@ -48,8 +48,8 @@ class RewardSettings(Section):
     """Seconds that an answer may take to score; where it runs as code, the making and ending of its process included. A reward
     function that takes a group's completions in one call has so long for each of them."""
     reward_failures: int = Field(default=16, ge=1)
-    """Groups in a row whose reward could not be had (a reward function that raises, hangs, or returns no numbers) until the run
-    stops. Each of them is replaced by another group."""
+    """Groups in a row of which no answer could be scored (a reward function that raises, hangs, or returns no numbers) until the
+    run stops. Each of them is replaced by another group. What only nodes that are not proven made does not count."""
 
     @field_validator("reward", mode="before")
     @classmethod

@@ -19,7 +19,7 @@ from learner.journal.journal import Journal
 from learner.journal.records import ReservedGroup, UnfinishedGroup
 from learner.journal.token_writer import TokenJournal
 from learner.rewards.group_scorer import PooledScorer
-from learner.rewards.port import Answer, GroupScorer
+from learner.rewards.port import GroupScorer
 from learner.rollouts.beside import BesideTraining, NothingBeside
 from learner.rollouts.buffers import TrainingBuffers
 from learner.rollouts.collector import Collector
@@ -31,6 +31,7 @@ from learner.rollouts.outcomes import Accepted, BegunAnew, Cancel, EventRefused,
 from learner.rollouts.recovery import LeftOver, place, plan_resume
 from learner.rollouts.redundancy import Redundancy
 from learner.rollouts.rescue import HEDGE_S, Rescue
+from learner.rollouts.rewarding import scored_by
 from learner.rollouts.steering import Steering
 from learner.standing.port import NobodyDoubted, NodeConduct
 from learner.tasks.port import Task
@@ -162,8 +163,7 @@ class Rollouts:
 
     async def _score(self, group: Group) -> Group:
         texts = [decode_completion(self.tokenizer, t.completion_ids, self._task.stop) for t in group.trajectories]
-        answers = [Answer(text, t.node, t.completion_ids) for text, t in zip(texts, group.trajectories, strict=True)]
-        return group.scored(await self._scorer.score(group.task_index, answers))
+        return await scored_by(self._scorer, group, texts)
 
     # --- work out ----------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ was asked back and did not come. Must not know how a link is closed, or what a r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 
 from learner.dispatch.node_table import NodeView
@@ -21,6 +21,7 @@ from learner.rollouts.silences import SilenceWatch
 from learner.rollouts.stalls import Stall, StallWatch
 from learner.standing.port import NodeConduct
 from p2p.errors import Refusal
+from p2p.forgetting import forget_oldest
 from p2p.protocol.generation import Interrupt
 
 PATIENCE_S = (5.0, 30.0)
@@ -75,6 +76,7 @@ class Rescue:
         held = {node: dict(progress) for node, progress in trained.items()}
         for peer, progress in beside.items():
             held[peer] = held.get(peer, {}) | progress
+        self._forget(held)
         stalls = self._stalls.look(held, now, self._all_ended)
         stalled = {stall.node for stall in stalls}
         late = self._paces.look(
@@ -181,6 +183,14 @@ class Rescue:
         self._collector.node_lost(peer)
         self._beside().on_node_lost(peer)
         self._cancel(held)
+
+    def _forget(self, held: Container[str]) -> None:
+        """What is counted of nodes that hold nothing, where it is of too many: all of it, so that nothing is credited twice."""
+        for node in forget_oldest(self._collector.tokens_by_node, stays=held.__contains__):
+            self._credited.pop(node, None)
+            self.ended.pop(node, None)
+        forget_oldest(self._all_ended, stays=held.__contains__)
+        forget_oldest(self._collector.failures_by_node)
 
     def _overdue(self, hedge: Hedge, now: float) -> bool:
         """Whether a node was asked for this and has not given it back; it is asked the first time."""

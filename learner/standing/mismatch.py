@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
+from p2p.forgetting import forget_oldest, renewed
+
 ENOUGH = 256.0
 """Tokens of a node before it is judged, and before others are judged by it."""
 
@@ -32,7 +34,7 @@ ALONE = 4.0
 
 @dataclass
 class MismatchWatch:
-    """Sums by node, of late. `max_staleness`: the run's bound, in steps."""
+    """Sums by node, of late, of the MOST_NODES that were trained on last. `max_staleness`: the run's bound, in steps."""
 
     max_staleness: int = 0
     _nodes: dict[str, tuple[float, float]] = field(default_factory=dict, init=False, repr=False)
@@ -47,6 +49,9 @@ class MismatchWatch:
             keep = min(1.0, max(0.0, MEMORY - tokens) / before) if before else 0.0
             self._nodes[peer] = (before * keep + tokens, total * keep + mismatch)
             self.seen[peer] = self.seen.get(peer, 0) + tokens
+            renewed(self._nodes, peer)
+        for peer in forget_oldest(self._nodes):
+            del self.seen[peer]
 
     def forget(self, peer: str) -> None:
         """It is gone, or begins anew."""

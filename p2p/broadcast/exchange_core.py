@@ -21,6 +21,7 @@ from p2p.broadcast.session import Session
 from p2p.broadcast.transfer import ASK_PARTS_MAX_S, Chunks, Neighbour, Traffic, Transfer, bitmap, haves
 from p2p.channel.port import Channel
 from p2p.errors import Refusal
+from p2p.forgetting import forget_oldest
 from p2p.protocol.reach import PassOn
 from p2p.protocol.versions import Allowance, Follow, GetParts, Parts, Subscribe, Want
 from p2p.version import Version
@@ -120,6 +121,7 @@ class ExchangeCore:
             return
         self._pump.drop(peer)
         self.bounds.pop(name, None)
+        forget_oldest(self._memory, stays=self.peers.__contains__)
         for transfer in self.transfers.values():
             transfer.session.leave(name, self._now())
         self._pump.wake()

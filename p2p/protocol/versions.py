@@ -112,7 +112,8 @@ class Report(Message, frozen=True, tag="report"):
 
 
 class Installed(Message, frozen=True, tag="installed"):
-    """Node to head: this version is in place and its state digest was checked. Times in seconds."""
+    """Node to head: this version is in place and its state digest was checked. Times in seconds. The digest names the version; it
+    is public, so it proves nothing about what the node holds."""
 
     version: Version
     state_digest: Digest

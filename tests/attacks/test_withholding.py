@@ -117,12 +117,12 @@ class Run:
 
 
 @asynccontextmanager
-async def open_run(path: Path, nursery: trio.Nursery, **more: Any) -> AsyncIterator[Run]:
-    """Two honest nodes of four slots, and steps of four groups of four."""
+async def open_run(path: Path, nursery: trio.Nursery, *, honest_nodes: int = 2, **more: Any) -> AsyncIterator[Run]:
+    """Two honest nodes of four slots, unless said, and steps of four groups of four."""
     more = {"standing": STRICT, "staleness": 1, "groups_per_step": 4, "samples": 4, "steps": 100_000, "wall": wall} | more
     async with open_head(path / "run", **more) as bench:
         run = Run(bench)
-        for _ in range(2):
+        for _ in range(honest_nodes):
             await run.join(honest)
         nursery.start_soon(run.train)
         yield run

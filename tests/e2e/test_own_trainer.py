@@ -86,4 +86,5 @@ def test_a_trainer_of_ones_own_trains_and_resumes(shoal: Children, tmp_path: Pat
 
 
 def test_the_example_uses_the_client_and_nothing_of_our_trainer() -> None:
-    assert ours(EXAMPLE) == {"learner.client.client", "learner.trajectory"}  # the latter for a type
+    client = {"learner.client.client", "learner.client.mismatch", "learner.client.port"}
+    assert ours(EXAMPLE) == client | {"learner.trajectory"}  # the latter for a type

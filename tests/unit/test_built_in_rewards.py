@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from learner.rewards import confined
 from learner.rewards.built_in import BUILT_IN, BuiltIn, make_built_in
 from learner.rewards.examinee import Examinee
 from learner.rewards.examiner import AnswerProcess
@@ -164,6 +166,24 @@ async def test_confined_functions_score_in_their_process() -> None:
 @VERIFIER
 async def test_math_verify_runs_confined() -> None:
     assert await scored("math_verify", {"answer": "1/2"}, "$0.5$", "$0.4$", "\\boxed{9^{9^{9^9}}}") == [1.0, 0.0, 0.0]
+
+
+@VERIFIER
+@pytest.mark.parametrize(("function", "options", "says"), [("math_verify", {}, True), ("unit_tests", {}, False),
+                                                           ("regex", {"pattern": "4"}, False)])  # fmt: skip
+def test_at_the_start_it_is_said_once_which_rewards_an_answer_may_claim(
+    function: str, options: dict[str, Any], says: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before any answer is scored. The code of `unit_tests` runs where it cannot tell a reward; a pattern runs no answer."""
+    monkeypatch.setattr(confined, "_told", set())  # an earlier test of this process may have had it said
+    settings = RewardSettings(reward=[RewardPart(function=function, options=options)])
+    row = {"answer": "4", "tests": ["assert f(0)"]}
+    with caplog.at_level(logging.WARNING, "shoal.scoring"):
+        for _ in range(2):
+            with PooledScorer(Row(row), settings, allow_unconfined=True):
+                pass
+    told = [r.getMessage() for r in caplog.records if "can claim its own reward" in r.getMessage()]
+    assert len(told) == says and all(text.startswith(f"reward {function} runs answers as code") for text in told)
 
 
 # --- the judge -------------------------------------------------------------------------------------------------------

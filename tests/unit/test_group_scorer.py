@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from learner.rewards.group_scorer import PooledScorer
-from learner.rewards.port import Answer, GroupUnscored
+from learner.rewards.port import Answer, GroupUnscored, NoReward
 from learner.rewards.settings import RewardPart, RewardSettings
 from learner.tasks.port import Prompt, Score, Task
 from p2p.errors import ShoalError, UsageError
@@ -62,6 +62,14 @@ def no_list(completions, **columns):
 
 def wants(completion, colour):
     return 1.0
+
+def numbers(completions, **columns):
+    return [float(c) for c in completions]
+
+def better_than_others(completions, **columns):
+    if len(completions) < 2:
+        raise ValueError("too few")
+    return [float(c) - float(min(completions)) for c in completions]
 
 def of_the_trainer(completions, prompt):
     return [1.0 for _ in completions]
@@ -176,6 +184,58 @@ async def test_groups_lost_in_a_row_stop_the_run(file: str) -> None:
         stops = r"^3 groups in a row could not be scored \(task\.reward_failures = 3\); the last: train.jsonl, row 1: "
         with pytest.raises(ShoalError, match=stops) as stopped:
             await scorer.score(0, answers("raise"))
+        assert not isinstance(stopped.value, GroupUnscored)
+
+
+async def test_an_answer_on_which_a_function_fails_is_left_out_and_its_maker_named(file: str, caplog) -> None:
+    """One stranger's answers, on which it raised, cost every group that had one, and sixteen of them the run."""
+    group = [*answers("x", "y"), *answers("raise", node="stranger")]
+    with scorer_of(f"{file}:does", reward_failures=3) as scorer:
+        for _ in range(10):
+            first, second, third = await scorer.score(0, group)
+            assert first == second == Score(0.5, False)
+            assert isinstance(third, NoReward) and "it raised ValueError: oh no" in third.why
+        assert "answers of 3 are left out of their group" in caplog.text and "1 of node stranger" in caplog.text
+        assert scorer.lost.blame() == "10 of node stranger"
+        with pytest.raises(GroupUnscored):  # one that is left is better than nobody
+            await scorer.score(0, group[1:])
+        assert not scorer.lost_in_a_row, "the function works"
+        with pytest.raises(GroupUnscored):
+            await scorer.score_prompt(Rows({"answer": "4"}).held_out(0), group)
+
+
+async def test_of_a_call_with_all_answers_the_maker_on_whose_answers_it_fails_is_left_out(file: str) -> None:
+    group = [*answers("1", "2", node="a"), *answers("no", "4", node="stranger"), *answers("3", node="c")]
+    with scorer_of(f"{file}:numbers") as scorer:
+        scores = await scorer.score(0, group)
+        assert [s.reward if isinstance(s, Score) else None for s in scores] == [1.0, 2.0, None, None, 3.0]
+        assert [s.reward for s in await scorer.score(0, answers("1", "2"))] == [1.0, 2.0]
+
+
+async def test_a_function_that_needs_several_answers_is_asked_about_those_of_proven_nodes(file: str) -> None:
+    group = [*answers("1", node="a"), *answers("no", node="stranger"), *answers("3", node="c")]
+    with scorer_of(f"{file}:better_than_others", reward_failures=2) as scorer:
+        for _ in range(2):
+            scorer.lost.proven = lambda: ()
+            with pytest.raises(GroupUnscored):
+                await scorer.score(0, group)
+        scorer.lost.proven = lambda: {"a", "c"}
+        scores = await scorer.score(0, group)
+        assert [s.reward if isinstance(s, Score) else None for s in scores] == [0.0, None, 2.0]
+
+
+async def test_a_function_that_fails_on_everybody_stops_the_run_and_strangers_do_not(file: str) -> None:
+    with scorer_of(f"{file}:does", reward_failures=3) as scorer:
+        scorer.lost.proven = lambda: {"good"}
+        for _ in range(10):
+            with pytest.raises(GroupUnscored):
+                await scorer.score(0, answers("raise", "raise", node="stranger"))
+        for _ in range(2):
+            with pytest.raises(GroupUnscored):
+                await scorer.score(0, [*answers("raise", node="good"), *answers("raise", node="stranger")])
+        stops = "^3 groups in a row .*answers that failed: 22 of node stranger, 3 of node good"
+        with pytest.raises(ShoalError, match=stops) as stopped:
+            await scorer.score(0, answers("raise", node="good"))
         assert not isinstance(stopped.value, GroupUnscored)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
+from learner.client.mismatch import MOST_KL, MOST_NODES, NodeMismatch, token_makers
 from learner.standing.mismatch import ENOUGH, MismatchWatch
-from learner.trainer.by_node import MOST_KL, by_node, of_step, token_makers
+from learner.trainer.by_node import by_node, of_step
 from learner.trainer.losses import merge_stats
 from learner.trainer.packing import ForwardRow
 from learner.trajectory import Gap, Maker, Trajectory
@@ -30,6 +32,28 @@ def test_sums_go_to_who_made_the_tokens() -> None:
     step = of_step(found | {"tokens": 9.0})
     assert step["a"] == [2, round(float(np.e - 2), 4)] and step["b"] == [2, round(float(np.exp(-1)), 4)]
     assert step["c"] == [4, MOST_KL]
+
+
+def test_an_own_trainer_tells_the_same_without_torch() -> None:
+    rng = np.random.default_rng(3)
+    moved = trajectory("b", 6, makers=(Maker(0, "a"), Maker(4, "b")), given=(Gap(1, 3),))
+    others = [trajectory(node, 40) for node in "cbd"]
+    watch, ours = NodeMismatch(), dict[str, float]()
+    for t in [moved, *others]:
+        own = rng.normal(-1.0, 3.0, len(t.completion_ids))
+        own[-1] = -1e9
+        watch.add(t, own.tolist())
+        given = {at for gap in t.given for at in range(gap.start, gap.stop)}
+        ratio = torch.tensor([x + 1.0 for at, x in enumerate(own.tolist()) if at not in given])
+        merge_stats(ours, by_node([ForwardRow(1, t, 0.5)], ratio))
+    assert watch.take() == of_step(ours) and not watch.take()
+    watch.add(others[0], [float("nan")] * 40)
+    assert watch.take() == {"c": [40, 40 * MOST_KL]}
+    with pytest.raises(ValueError, match="2 log probabilities of 6"):
+        watch.add(moved, [0.0, 0.0])
+    for i in range(2 * MOST_NODES):
+        watch.add(trajectory(f"n{i}", 1), [-1.0 - i / 1000])
+    assert len(watch.take()) == MOST_NODES, "those that are furthest off"
 
 
 def test_a_slow_honest_node_of_a_stale_run_stays() -> None:
