@@ -160,8 +160,8 @@ class Trust(NodeConduct, PeerConduct):
         return self._wall() >= self._apart_until or self.standing.proven(peer)
 
     def credible(self, peer: str) -> bool:
-        """As `NodeConduct` asks it. Where all proven nodes are on trial again, who has ended something since is better than nobody:
-        else nothing that anybody holds could be taken."""
+        """As `NodeConduct` asks it. Where all proven nodes are on trial again, who has ended something since is better than
+        nobody: else nothing that anybody holds could be taken."""
         if self.standing.proven(peer) and not self.doubted(peer):
             return True
         record = self.standing.of(peer)
