@@ -155,6 +155,7 @@ class Swarm(LinkOwner):
             self.exchange.entrusts = self.rosters.entrusts
             self.matchmaker = Matchmaker(network, self.links, self.rosters.lists, self.rosters.changed)
         self.places: PeerPlaces | None = None
+        self._unlisted: frozenset[str] = frozenset()  # who has a link and is not in the roster
         """where the head placed this follower; None while all peers are one group"""
         self._up: dict[str, Link] = {}
         """the links that the owner was told of, by peer"""
@@ -275,7 +276,14 @@ class Swarm(LinkOwner):
 
     def _arrange(self, places: PeerPlaces | None) -> None:
         self.places = places
-        self.exchange.arrange(places)
+        self.exchange.arrange(places, self._unlisted)
+
+    def _see_who_is_listed(self) -> None:
+        """Whoever comes without being in the roster is no part of the swarm to the head, whatever it is."""
+        unlisted = frozenset(p for p in self._up if p != self.head and p not in self.peering.listed)
+        if self.rosters is None and unlisted != self._unlisted:
+            self._unlisted = unlisted
+            self._arrange(self.places)
 
     # --- what the host's owner allows --------------------------------------------------------------------------------
 
@@ -314,6 +322,7 @@ class Swarm(LinkOwner):
         if self._up.get(link.peer) is not link:
             return  # a newer link has taken its place meanwhile
         self._exchange_of(link.peer).add_peer(link.peer, link.post, link.bulk)
+        self._see_who_is_listed()
         if self.rosters is not None:
             self.send_catalog(link)
             self.rosters.changed()
@@ -377,6 +386,7 @@ class Swarm(LinkOwner):
         match message:
             case Roster():
                 self.peering.keep_connected(message.members)
+                self._see_who_is_listed()
             case Meeting():
                 self.peering.dialler.invite(message)
             case NoMeeting():

@@ -78,6 +78,7 @@ class ExchangeCore:
         """whether a peer is handed chunks to pass on; asked at the source alone"""
         self._memory: dict[str, Remembered] = {}
         self._places: PeerPlaces | None = None
+        self._unlisted: frozenset[str] = frozenset()
         self.bounds: dict[str, float] = {}
         """bytes/s that leave a peer at most, of those who say so; see `Allowance`"""
         self._down, self._shares = 0.0, DownShares()
@@ -126,11 +127,14 @@ class ExchangeCore:
             transfer.session.leave(name, self._now())
         self._pump.wake()
 
-    def arrange(self, places: PeerPlaces | None) -> None:
-        """Which groups the peers are in from now on; None while all are one."""
-        self._places = places
+    def arrange(self, places: PeerPlaces | None, unlisted: frozenset[str] = frozenset()) -> None:
+        """Which groups the peers are in from now on, None while all are one; and who came that the head tells nothing of. Such a
+        peer is given nothing: identities are free, and who was just let in is in the next roster, half a second later."""
+        self._places, self._unlisted = places, unlisted
+        for peer in self.peers.values():
+            peer.listed = peer.name not in unlisted
         for transfer in self.transfers.values():
-            transfer.session.arrange(places)
+            transfer.session.arrange(places, unlisted)
 
     def set_apart(self, peers: frozenset[str]) -> None:
         """The source's: peers that have no link with most of the others, from now on."""
@@ -329,6 +333,7 @@ class ExchangeCore:
             bounds=self.bounds,
         )  # fmt: skip
         session.passing, session.apart = self._passing, self._apart_peers
+        session.arrange(self._places, self._unlisted)
         session.uplink = self._pump.uplink.proven
         transfer = self.transfers[manifest.mid] = Transfer(manifest, session, Traffic(), wanted)
         opened, self._opened = self._opened, []

@@ -188,6 +188,8 @@ class Inbox(ExchangeCore):
         now = self._now()
         if transfer is None or now < peer.answered.get(message.mid, -1e9):
             return
+        if not peer.listed:
+            return
         parts = transfer.manifest.parts()
         if not self.answers.take(peer.name, sum(map(len, parts)), now):
             return

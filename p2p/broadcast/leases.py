@@ -11,7 +11,7 @@ has stopped sending here: a peer cannot keep others from repairing by anything i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -130,6 +130,7 @@ class Pulls:
 
     def __init__(self, source: str | None, now: float, places: PeerPlaces | None = None) -> None:
         self.source, self._places = source, places
+        self._outside: Collection[str] = () if places is None else places.outside
         self.missing: dict[int, float] = {}
         """provable chunk that is not held -> since when"""
         self._lacking = 0
@@ -154,18 +155,18 @@ class Pulls:
         self._backoff = 1
         self._look_at = -1e18
 
-    def place(self, places: PeerPlaces | None) -> None:
-        """Which groups the peers are in, from now on."""
-        self._places = places
+    def place(self, places: PeerPlaces | None, outside: Collection[str]) -> None:
+        """Which groups the peers are in, from now on, and who is served after the others."""
+        self._places, self._outside = places, outside
         for supplier in self._suppliers.values():
             supplier.near = places is None or places.near(supplier.name)
-            supplier.strange = places is not None and supplier.name in places.outside
+            supplier.strange = supplier.name in outside
         self._count()
 
     def join(self, peer: str, has: ChunkSet) -> None:
         """`has` is shared with the session, which keeps it up to date."""
         near = self._places is None or self._places.near(peer)
-        supplier = _Supplier(peer, has, near, self._places is not None and peer in self._places.outside)
+        supplier = _Supplier(peer, has, near, peer in self._outside)
         self._suppliers[peer] = supplier
         self._add(supplier)
 

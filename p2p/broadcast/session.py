@@ -144,12 +144,12 @@ class Session:
         """Provable chunks not held."""
         return len(self._pulls.missing)
 
-    def arrange(self, places: PeerPlaces | None) -> None:
-        """Which groups the peers are in from now on; None while all are one."""
+    def arrange(self, places: PeerPlaces | None, unlisted: frozenset[str] = frozenset()) -> None:
+        """Which groups the peers are in from now on, None while all are one; and who came that the head tells nothing of."""
         self.places = places
         if self._entrusts is None:
-            self.outside = () if places is None else places.outside
-        self._pulls.place(places)
+            self.outside = unlisted if places is None else places.outside | unlisted
+        self._pulls.place(places, self.outside)
 
     # --- peers -------------------------------------------------------------------------------------------------------
 

@@ -103,8 +103,8 @@ class Neighbour:
     """A neighbour: `post` queues control messages without waiting, `bulk` carries chunks."""
 
     __slots__ = (
-        "answered", "bulk", "following", "gone", "greeted", "job", "measured_until", "name", "parts_sent", "post", "received",
-        "served_at", "smoothed", "takes",
+        "answered", "bulk", "following", "gone", "greeted", "job", "listed", "measured_until", "name", "parts_sent", "post",
+        "received", "served_at", "smoothed", "takes",
     )  # fmt: skip
 
     def __init__(self, name: str, post: Callable[[object], None], bulk: Channel, now: float) -> None:
@@ -127,12 +127,14 @@ class Neighbour:
         """chunk bytes/s that its owner lets it be sent from here"""
         self.received = 0
         """chunk bytes that came from it"""
+        self.listed = True
+        """the head has told of it: who is in no roster is given nothing"""
         self.gone = False
         """removed: it is served no more, even if its task is only about to begin"""
 
     def may_take(self, now: float) -> bool:
-        """Whether its owner's limit lets it be sent a chunk now."""
-        return not self.takes.rate or not self.takes.wait(now, MAX_CHUNK)
+        """Whether it may be sent a chunk now: it is listed, and its owner's limit lets it."""
+        return self.listed and (not self.takes.rate or not self.takes.wait(now, MAX_CHUNK))
 
     def post_have(self, mid: bytes, chunks: Sequence[int]) -> None:
         """Tell it that these chunks are held here; of none, that this peer takes part."""

@@ -101,7 +101,7 @@ class Peering:
             network, self.links, self._reach, me=self.me, head=self.head, dialable=settings.dialable, is_banned=self.is_banned
         )
         """who makes the links with the members of the roster"""
-        self._listed: set[str] = set()
+        self.listed: set[str] = set()
         """the members of the last roster, whoever is to dial them"""
         self._greeting: set[str] = set()
         """peers that `connect` is at work on"""
@@ -169,7 +169,7 @@ class Peering:
     def keep_connected(self, members: Iterable[RosterEntry]) -> None:
         """Make and keep links with these members, whoever is to dial; with no others from now on."""
         members = list(members)
-        self._listed = {m.peer for m in members}
+        self.listed = {m.peer for m in members}
         self.dialler.want(members)
 
     def shed(self, peers: Collection[str]) -> None:
@@ -179,7 +179,7 @@ class Peering:
 
     async def _shed(self, peers: frozenset[str]) -> None:
         await trio.sleep(SHED_S)
-        for peer in peers - self._listed:
+        for peer in peers - self.listed:
             if peer != self.head:
                 await self.close(peer, "neighbours no longer")
 

@@ -88,12 +88,12 @@ def test_what_is_counted_of_who_holds_nothing() -> None:
     for node in ["here", "gone", *(f"n{i}" for i in range(MANY))]:
         collector.tokens_by_node[node] = 5
         collector.failures_by_node[node] = 1
-        rescue.ended_at(node, "r", ())
-    rescue.look(1.0)
+        rescue.ended_at(node, "r", (), 0.0)
+    rescue.look(1.0, list)
     kept = (collector.tokens_by_node, collector.failures_by_node, rescue.ended, rescue._credited)  # has no other face
     assert all(len(each) <= MOST_NODES for each in kept) and rescue.ended["here"] == 1
     collector.tokens_by_node["gone"] = collector.tokens_by_node.get("gone", 0) + 3
-    rescue.ended_at("gone", "r", ())
+    rescue.ended_at("gone", "r", (), 2.0)
     assert told[-1] == ("gone", 3), "nothing is credited twice"
 
 
