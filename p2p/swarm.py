@@ -321,8 +321,8 @@ class Swarm(LinkOwner):
         await self._owner.on_up(link)
         if self._up.get(link.peer) is not link:
             return  # a newer link has taken its place meanwhile
-        self._exchange_of(link.peer).add_peer(link.peer, link.post, link.bulk)
         self._see_who_is_listed()
+        self._exchange_of(link.peer).add_peer(link.peer, link.post, link.bulk)
         if self.rosters is not None:
             self.send_catalog(link)
             self.rosters.changed()

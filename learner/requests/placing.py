@@ -152,7 +152,7 @@ class _Table:
         avoid = self._table.listed(frozenset(sequence.failed_on))
         if (able & ~avoid).any():
             free &= ~avoid
-        if sequence.failed_on and (able & ~avoid & self._table.unlimited).any():
+        if sequence.failed_on and (free & self._table.unlimited).any():
             free &= self._table.unlimited  # else what one stranger held up goes to the next one
         if exact is not None:
             pinned = self._pinned[of]

@@ -356,6 +356,7 @@ class Rollouts:
                 case GroupAborted():
                     self._aborted(outcome)
                     refused = outcome.refusal if outcome.breach else None
+        self.rescue.moved(peer, accepted, now)
         self.tokens.grown()
         self._tell_runner()
         if ended or refused is not None:

@@ -17,7 +17,7 @@ from learner.rollouts.collector import Collector
 from learner.rollouts.hedging import Hedge, to_hedge
 from learner.rollouts.outcomes import Cancel
 from learner.rollouts.paces import STAYS, PaceWatch
-from learner.rollouts.silences import SilenceWatch
+from learner.rollouts.silences import HELD_UP_S, SilenceWatch
 from learner.rollouts.stalls import Stall, StallWatch
 from learner.standing.port import NodeConduct
 from p2p.errors import Refusal
@@ -40,6 +40,12 @@ HEDGE_ANSWER_S = 1.0
 """Seconds in which a node that has ended a sequence before must give back what the trainer waits for. From one that never has, or
 was doubted lately, it is taken at once."""
 
+LATE_HEDGE_S, LATE_LOOK_S = 1.0, 4.0
+"""Seconds since the last look after which nothing counts as silent: this process stood still, and has not read what came."""
+
+MOVES = 3
+"""A request that was given to so many nodes is left where it is, unless that stalls."""
+
 TAKEN_EARLY_S = 1.0
 """Who had a sequence for less than this, and STAYS times what one usually takes, is not at fault when it is taken."""
 
@@ -54,7 +60,12 @@ class Rescue:
     ) -> None:  # fmt: skip
         self._collector, self._buffers, self._conduct, self._beside = collector, buffers, conduct, beside
         self._report, self._cancel, self._send = report, cancel, send
-        self._stalls, self._paces, self._silences = StallWatch(stall_s), PaceWatch(), SilenceWatch()
+        self._stalls, self._paces = StallWatch(stall_s), PaceWatch()
+        self._silences, self._silences_beside = SilenceWatch(), SilenceWatch()
+        self._moved: dict[str, float] = {}
+        """node -> when tokens came from it last"""
+        self._looked = self._hedged = float("inf")
+        """when that was done last"""
         self._asked: dict[tuple[str, str], float] = {}
         """(node, request id) -> when it was asked back"""
         self._waits: float | None = None
@@ -83,9 +94,12 @@ class Rescue:
             trained, self._collector.tokens_by_node, self.ended, now, credible=self._conduct.credible,
             patience=lambda node: PATIENCE_S[self._conduct.credible(node)],
         )  # fmt: skip
-        self._silences.look(held, now, least=self._paces.least)
+        self._silences.look(trained, now, least=self._paces.least)
+        self._silences_beside.look(beside, now, least=0.0)
         stalls += [stall for stall in late if stall.node not in stalled]
-        stalls += self._behind(beside, now, {stall.node for stall in stalls}, nodes)
+        if now - self._looked < LATE_LOOK_S:
+            self._move_silent(beside, now, list(nodes()))
+        self._looked = now
         stalls += self._unanswered(now, {stall.node for stall in stalls})
         for stall in stalls:
             self._report(stall.node, Refusal(f"{stall.reason}: {len(stall.request_ids)} sequences go elsewhere"))
@@ -93,29 +107,30 @@ class Rescue:
             self.took_from(stall.node, now)
             self._conduct.doubt(stall.node, stall.reason)
 
-    def _behind(
-        self, held: Mapping[str, Mapping[str, int]], now: float, but: set[str], nodes: Callable[[], Iterable[NodeView]]
-    ) -> list[Stall]:
-        """What made no progress for longer than usual, of sequences that somebody waits for who is not the trainer, where another
-        node whose word counts has a free place."""
-        late = partial(self._silences.behind, now=now, least=self._paces.least)
-        behind = {
-            peer: tuple(r for r, tokens in requests.items() if late(peer, r, tokens))
-            for peer, requests in held.items() if peer not in but
-        }  # fmt: skip
-        if not any(behind.values()):
-            return []
-        free = self._free(nodes)
-        return [
-            Stall(peer, those, f"no progress of {those[0]} for longer than usual")
-            for peer, those in behind.items() if those and sum(free.values()) > free.get(peer, 0)
-        ]  # fmt: skip
+    def moved(self, peer: str, tokens: int, now: float) -> None:
+        """So many tokens came from it."""
+        if tokens:
+            self._moved[peer] = now
 
-    def _free(self, nodes: Callable[[], Iterable[NodeView]]) -> dict[str, int]:
-        """Free places of nodes whose word counts."""
+    def _move_silent(self, held: Mapping[str, Mapping[str, int]], now: float, nodes: Sequence[NodeView]) -> None:
+        """Take what made no progress for longer than usual, of sequences that somebody waits for who is not the trainer, where
+        another node whose word counts has a free place. Their prompts are anybody's, and may be long: it is a doubt for
+        strangers alone, and after some moves a sequence stays where it is."""
+        late, free = partial(self._silences_beside.behind, now=now, least=0.0), self._free(nodes, now)
+        for peer, requests in held.items():
+            those = tuple(r for r, tokens in requests.items() if late(peer, r, tokens) and _attempt(r) < MOVES)
+            if those and sum(free.values()) > free.get(peer, 0):
+                self._take(Stall(peer, those, f"no progress of {those[0]} for longer than usual"))
+                if not self._conduct.credible(peer):
+                    self._conduct.doubt(peer, f"no progress of {those[0]} for longer than usual")
+
+    def _free(self, nodes: Iterable[NodeView], now: float = float("-inf")) -> dict[str, int]:
+        """Free places of nodes whose word counts. With `now`: of those that have nothing to do, or from which tokens came just
+        now. What keeps all nodes silent at once is the fault of none."""
         return {
-            n.peer: max(0, n.capacity - n.load) for n in nodes()
-            if n.live and not n.draining and self._conduct.credible(n.peer)
+            n.peer: max(0, n.capacity - n.load) for n in nodes
+            if n.live and not n.draining and (not n.load or self._moved.get(n.peer, float("-inf")) > now - HELD_UP_S / 2)
+            and self._conduct.credible(n.peer)
         }  # fmt: skip
 
     def ask_back(self, peer: str, request_ids: Sequence[str], now: float) -> None:
@@ -127,24 +142,32 @@ class Rescue:
     def hedge(self, now: float, nodes: Callable[[], Iterable[NodeView]]) -> None:
         """Take what holds up the step for which the trainer waits from nodes whose word does not count, and what is behind from
         others, where another one whose word counts has a free place. To be called every HEDGE_S."""
-        ledger, step = self._buffers.ledger, self._buffers.awaited
+        ledger, step, on_time = self._buffers.ledger, self._buffers.awaited, now - self._hedged < LATE_HEDGE_S
+        self._hedged = now
         if step is None or step != ledger.step or ledger.ready(step):
             self._waits = None
             return
         self._waits = now if self._waits is None else self._waits
         if now - self._waits < HEDGE_S:
             return
-        behind = partial(self._silences.behind, now=now, least=self._paces.least)
+        behind = partial(self._silences.behind, now=now, least=self._paces.least) if on_time else _not_behind
         if not (hedges := to_hedge(ledger, self._collector, self._conduct.credible, behind)):
             return
-        free = self._free(nodes)
+        views = list(nodes())
+        free, well = self._free(views), self._free(views, now)
+        queued = {n.peer: n.load - n.capacity for n in views}
         fault_s = max(TAKEN_EARLY_S, STAYS * self._paces.usual_s)
         doubted: dict[str, str] = {}
         moved = 0
         for hedge in hedges:
-            if moved >= sum(free.values()) - free.get(hedge.node, 0):
+            places = well if hedge.behind_s else free
+            if moved >= sum(places.values()) - places.get(hedge.node, 0):
                 continue
             moved += 1
+            if hedge.behind_s and queued.get(hedge.node, 0) > 0 and not self._silences.begun(hedge.node, hedge.request_id):
+                queued[hedge.node] -= 1  # it was given more than it can decode at once: this one waits there for a slot
+                self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"))
+                continue
             polite = self.ended[hedge.node] and not hedge.behind_s and not self._conduct.doubted(hedge.node)
             if polite and not self._overdue(hedge, now):
                 continue  # it has shown that it answers, and what it has made comes with the answer
@@ -173,7 +196,7 @@ class Rescue:
 
     def request_ended(self, peer: str, request_id: str, made: int, now: float) -> None:
         """One beside training ended as asked, of which `peer` made so many tokens."""
-        self._silences.ended(peer, request_id, now)
+        self._silences_beside.ended(peer, request_id, now)
         self._all_ended[peer] += 1
         self._conduct.ended(peer, made)
 
@@ -190,6 +213,7 @@ class Rescue:
             self._credited.pop(node, None)
             self.ended.pop(node, None)
         forget_oldest(self._all_ended, stays=held.__contains__)
+        forget_oldest(self._moved, stays=held.__contains__)
         forget_oldest(self._collector.failures_by_node)
 
     def _overdue(self, hedge: Hedge, now: float) -> bool:
@@ -218,3 +242,12 @@ class Rescue:
                 self._collector.declined(stall.node, request_id, stall.reason, retryable=True)
         self.taken += len(stall.request_ids)
         self._cancel(tuple((stall.node, request_id) for request_id in stall.request_ids))
+
+
+def _not_behind(node: str, request_id: str, tokens: int) -> float:
+    return 0.0
+
+
+def _attempt(request_id: str) -> int:
+    """The last part of a request's name."""
+    return int(request_id.rpartition(".")[2])

@@ -19,8 +19,9 @@ USUAL = 0.75
 """Share of the ended sequences that were silent for no longer than what counts as usual: who makes less than a quarter of what
 ends cannot move it."""
 
-HELD_UP_S, USUALS = 3.0, 2.0
-"""A sequence is behind after so many seconds without progress, and so many times what is usual."""
+HELD_UP_S, BEGIN_S, USUALS = 3.0, 9.0, 2.0
+"""A sequence is behind after so many seconds without progress, the second where it has made none yet at its node: its prompt may
+be long; and so many times what is usual."""
 
 
 @dataclass(slots=True)
@@ -32,6 +33,7 @@ class _Seen:
     """when it had made progress, as far as was looked"""
     longest: float = 0.0
     """seconds between two times that it had"""
+    begun: bool = False
 
 
 class SilenceWatch:
@@ -40,13 +42,16 @@ class SilenceWatch:
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], _Seen] = {}
         self._ended: deque[float] = deque(maxlen=RECENT)
+        self._usual: float | None = None
 
     @property
     def usual_s(self) -> float:
         """Seconds that sequences usually are silent at most; infinite while too few have ended."""
         if len(self._ended) < LEAST_ENDED:
             return math.inf
-        return sorted(self._ended)[math.ceil(USUAL * len(self._ended)) - 1]
+        if self._usual is None:
+            self._usual = sorted(self._ended)[math.ceil(USUAL * len(self._ended)) - 1]
+        return self._usual
 
     def look(self, held: Mapping[str, Mapping[str, int]], now: float, *, least: float) -> None:
         """`held`: node -> request id -> completion tokens so far. `least`: tokens a second below which it is no progress."""
@@ -59,17 +64,23 @@ class SilenceWatch:
         """It ended as asked. What came and went between two looks was not silent for long."""
         seen = self._seen.pop((node, request_id), None)
         self._ended.append(0.0 if seen is None else max(seen.longest, now - seen.at))
+        self._usual = None
+
+    def begun(self, node: str, request_id: str) -> bool:
+        """Whether it made progress at this node since it was first seen there."""
+        seen = self._seen.get((node, request_id))
+        return seen is not None and seen.begun
 
     def behind(self, node: str, request_id: str, tokens: int, now: float, *, least: float) -> float:
         """Seconds for which a sequence that has so many tokens made no progress, if that is longer than usual; else 0."""
         seen = self._seen[node, request_id] = _progress(self._seen.get((node, request_id)), tokens, now, least)
         silent = now - seen.at
-        return silent if silent > HELD_UP_S + USUALS * self.usual_s else 0.0
+        return silent if silent > (HELD_UP_S if seen.begun else BEGIN_S) + USUALS * self.usual_s else 0.0
 
 
 def _progress(seen: _Seen | None, tokens: int, now: float, least: float) -> _Seen:
     if seen is None:
         return _Seen(tokens, now)
     if tokens - seen.tokens > least * (now - seen.at):
-        seen.tokens, seen.at, seen.longest = tokens, now, max(seen.longest, now - seen.at)
+        seen.tokens, seen.at, seen.longest, seen.begun = tokens, now, max(seen.longest, now - seen.at), True
     return seen

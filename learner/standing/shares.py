@@ -50,7 +50,8 @@ def limits(
 ) -> dict[str, int]:
     """Most sequences of each node that may not hold as many as it can; the others are not in it.
 
-    Those that delivered nothing, and those that were doubted lately (`now` is Unix seconds), hold together at most
+    Those that delivered nothing, and those that were doubted lately (`now` is Unix seconds; where they are the lesser part, or
+    have ended nothing since), hold together at most
     `unproven_share` of all that is held once somebody has delivered, FIRST at least. While a proven node is able to work and the
     unproven made more than that share of what ended of late, they get `spare` sequences together. What is free goes to those
     first that were never expelled, then to those least doubted, then to those that delivered most: who is about to be proven is
@@ -58,6 +59,8 @@ def limits(
     out: dict[str, int] = {}
     strangers: list[NodeHolding] = []
     unproven: list[NodeHolding] = []
+    again: list[NodeHolding] = []
+    """on trial again, and at work"""
     places, proven_able = 0, False
     for node in nodes:
         may = standing.may_hold(node.peer, node.capacity)
@@ -69,8 +72,12 @@ def limits(
             unproven.append(node)
         if standing.delivered(node.peer) and not standing.doubted(node.peer, now):
             places += may if node.able else 0
+        elif standing.delivered(node.peer) and not standing.of(node.peer).doubts:
+            again.append(node)
         else:
             strangers.append(node)
+    if sum(out.get(node.peer, node.capacity) for node in again if node.able) <= places:
+        strangers += again  # else they are most of the run: what befell so many at once need not be their fault
     share = min(standing.rules.unproven_share, 0.999)
     if places:
         most = max(FIRST, int(places * share / (1.0 - share))) if share else 0
@@ -83,8 +90,9 @@ def limits(
 def _deal(out: dict[str, int], standing: Standing, nodes: Sequence[NodeHolding], left: int) -> None:
     """Let these have `left` sequences more together, in their order."""
     for node in sorted(nodes, key=lambda n: _order(standing, n.peer)):
-        more = max(0, min(left, out.get(node.peer, node.capacity) - node.load)) if node.able else 0
-        out[node.peer] = node.load + more
+        may = out.get(node.peer, node.capacity)
+        more = max(0, min(left, may - node.load)) if node.able else 0
+        out[node.peer] = min(may, node.load + more)  # what it holds beyond that raises nothing
         left -= more
 
 

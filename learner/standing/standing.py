@@ -173,7 +173,7 @@ class Standing:
         for peer in peers:
             if peer in self._records:
                 record = self._of(peer)
-                record.barred_until, record.expelled = 0.0, 0
+                record.barred_until, record.expelled, record.strikes = 0.0, 0, 0.0
 
     # ---- what follows
 

@@ -102,6 +102,7 @@ class ExchangeCore:
         """A neighbour is reachable. Tells it what we hold of every manifest we take part in."""
         self.remove_peer(name)
         peer = self.peers[name] = Neighbour(name, post, bulk, self._now())
+        peer.listed = name not in self._unlisted
         if self._following:
             post(Follow(True))
         self._shares.forget((name,))

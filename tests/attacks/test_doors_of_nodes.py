@@ -27,6 +27,9 @@ HONEST = 2
 FIRST = 100
 """Of the strangers' identities."""
 
+STAYS_S = 6.0
+"""Seconds of a link of one that floods: a link that is made anew is no better."""
+
 def floods(node: NodeUnderTest) -> list[bytes]:
     """All that a node may say to this one of the versions that it has, over and over."""
     some = []
@@ -54,14 +57,17 @@ class Flooder:
                         self.linked += 1
                         if self.deaf:
                             self.swarm.switch.stall(self.victim.peer, self.who.peer_id)
-                        async with trio.open_nursery() as nursery:
-                            for channel in control, bulk:
-                                nursery.start_soon(self._read, channel.receive)
-                            while True:
-                                for words in floods(self.victim):
-                                    await control.send(words)
-                                    self.said += 1
-                                    await trio.sleep(pause_s)
+                        with trio.move_on_after(1e9 if self.deaf else STAYS_S):
+                            async with trio.open_nursery() as nursery:
+                                for channel in control, bulk:
+                                    nursery.start_soon(self._read, channel.receive)
+                                while True:
+                                    for words in floods(self.victim):
+                                        await control.send(words)
+                                        self.said += 1
+                                        await trio.sleep(pause_s)
+                        for channel in control, bulk:
+                            await channel.aclose("bye")
                 except* (ChannelClosed, Unreachable):
                     pass
                 if self.deaf:
@@ -110,4 +116,7 @@ async def test_honest_nodes_have_their_versions(
         nursery.cancel_scope.cancel()
     assert all(one.linked for one in there) and sum(one.said for one in there) > 100
     assert max(waiting) == 0, "who is in no roster is given nothing"
+    given = sum(swarm.switch.bytes_moved.get((victim.peer, peer), 0) for peer in strange)
+    print(f"{given} bytes to them over {sum(one.linked for one in there)} links")
+    assert given <= 10_000 * sum(one.linked for one in there), "words, and no chunk or manifest"
     assert fmean(under) <= fmean(alone) / LEAST

@@ -421,7 +421,10 @@ async def test_a_flood_of_requests_is_bounded(tmp_path, autojump_clock) -> None:
         first = make_state(1)
         anchor = head.publish(1, first)
         await head.until_installed([n.peer for n in nodes], Version(1, 1))
-        rogue = await Rogue(await swarm.peer(60), nodes[0].peer).connect(nursery, membership(swarm, identity(60).peer_id))
+        network, proof = await swarm.peer(60), membership(swarm, identity(60).peer_id)
+        await Rogue(network, head.identity.peer_id).connect(nursery, proof)
+        rogue = await Rogue(network, nodes[0].peer).connect(nursery, proof)
+        await trio.sleep(1)  # until it is in the roster
         chunks = head.swarm.transfers[anchor.mid].manifest.seal.chunks
         start = trio.current_time()
         for _ in range(300):
@@ -483,7 +486,9 @@ async def test_a_peer_that_announces_and_never_sends(tmp_path, autojump_clock) -
         head = await swarm.start_head()
         nodes = await swarm.start_nodes(2)
         network = await swarm.peer(60)
+        await Rogue(network, head.identity.peer_id).connect(nursery, membership(swarm, network.peer_id))
         rogues = [await Rogue(network, n.peer).connect(nursery, membership(swarm, network.peer_id)) for n in nodes]
+        await trio.sleep(1)  # until it is in the roster
         swarm.switch.stall(nodes[0].peer, nodes[1].peer)  # no relays: what is not pushed to it must be pulled
         anchor = head.publish(1, make_state(1))
         chunks = head.swarm.transfers[anchor.mid].manifest.seal.chunks

@@ -105,11 +105,35 @@ def test_a_doubted_node_shares_with_strangers_what_they_may_hold() -> None:
         for _ in range(62):
             standing.ended(peer, 10)
     standing.doubt("bad", "withheld", 100.0)
-    nodes = NodeHolding("good", 30, 20), NodeHolding("bad", 64, 0), NodeHolding("new", 64, 0)
+    nodes = NodeHolding("good", 40, 20), NodeHolding("bad", 64, 0), NodeHolding("new", 64, 0)
     assert limits(standing, nodes, MadeOfLate(), now=101.0) == {"bad": FIRST, "new": FIRST}, "until it ends something"
     standing.ended("bad", 10)
-    assert limits(standing, nodes, MadeOfLate(), now=101.0) == {"bad": 10, "new": 0}, "a quarter of 40 together"
+    assert limits(standing, nodes, MadeOfLate(), now=101.0) == {"bad": 13, "new": 0}, "a quarter of 53 together"
     assert limits(standing, nodes, MadeOfLate(), now=100.0 + DOUBTED_S[0])["bad"] == standing.may_hold("bad", 64) > 30
+
+
+def test_where_most_of_a_run_is_doubted_no_newcomer_is_all_of_it() -> None:
+    """What keeps all nodes silent at once, such as the learner's own line, is the fault of none."""
+    standing = Standing(StandingRules(proven_tokens=10))
+    nodes = [NodeHolding(f"n{i}", 64, 2) for i in range(8)]
+    for node in nodes:
+        standing.ended(node.peer, 100_000)
+        standing.doubt(node.peer, "silent", 100.0)
+    standing.ended("new", 20)
+    found = limits(standing, [*nodes, NodeHolding("new", 64, 0)], MadeOfLate(), now=101.0)
+    assert [found[n.peer] for n in nodes] == [FIRST] * 8, "until each has ended something"
+    for node in nodes:
+        standing.ended(node.peer, 20)
+    assert limits(standing, [*nodes, NodeHolding("new", 64, 0)], MadeOfLate(), now=101.0) == {"new": FIRST + 1}
+
+
+def test_what_a_stranger_holds_for_requests_raises_nothing() -> None:
+    """Its limit was what it holds and some more, so each look at the waiting requests gave it more."""
+    standing = Standing(StandingRules(proven_tokens=10, unproven_share=0.5))
+    for _ in range(100):
+        standing.ended("good", 10)
+    for load in range(20):
+        assert limits(standing, [NodeHolding("good", 64, 20), NodeHolding("new", 4096, load)], MadeOfLate())["new"] <= FIRST
 
 
 def test_a_doubt_puts_a_node_on_trial_for_a_while_that_doubles_and_until_it_ends_something() -> None:

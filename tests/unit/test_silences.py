@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from learner.rollouts.silences import HELD_UP_S, LEAST_ENDED, USUAL, USUALS, SilenceWatch
+from learner.rollouts.silences import BEGIN_S, HELD_UP_S, LEAST_ENDED, USUAL, USUALS, SilenceWatch
 
 
 def watch_of(*silences: float) -> SilenceWatch:
@@ -18,14 +18,24 @@ def test_who_says_nothing_is_behind_after_some_seconds_and_what_is_usual() -> No
     watch = watch_of(*[2.0] * LEAST_ENDED)
     assert watch.usual_s == 2.0
     bound = HELD_UP_S + USUALS * 2.0
-    assert not watch.behind("n", "a", 7, 100.0, least=0.0)
+    assert not watch.behind("n", "a", 6, 99.0, least=0.0) and not watch.begun("n", "a")
+    assert not watch.behind("n", "a", 7, 100.0, least=0.0) and watch.begun("n", "a")
     assert not watch.behind("n", "a", 7, 100.0 + bound, least=0.0)
     assert watch.behind("n", "a", 7, 100.5 + bound, least=0.0) == bound + 0.5
     assert not watch.behind("n", "a", 8, 101.0 + bound, least=0.0), "it made a token"
 
 
+def test_a_prompt_may_be_long() -> None:
+    watch = watch_of(*[2.0] * LEAST_ENDED)
+    bound = BEGIN_S + USUALS * 2.0
+    assert not watch.behind("n", "a", 7, 100.0, least=0.0)
+    assert not watch.behind("n", "a", 7, 100.0 + bound, least=0.0)
+    assert watch.behind("n", "a", 7, 100.5 + bound, least=0.0) == bound + 0.5
+
+
 def test_a_token_now_and_then_is_no_progress_where_others_make_many() -> None:
     watch = watch_of(*[0.0] * LEAST_ENDED)
+    watch.behind("n", "a", -10, -1.0, least=1.25)
     late = [at for at in range(20) if watch.behind("n", "a", at // 2, float(at), least=1.25)]
     assert late[:1] == [4]
     assert not any(watch.behind("n", "b", 2 * at, float(at), least=1.25) for at in range(200))
