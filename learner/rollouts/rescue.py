@@ -43,6 +43,10 @@ was doubted lately, it is taken at once."""
 LATE_HEDGE_S, LATE_LOOK_S = 1.0, 4.0
 """Seconds since the last look after which nothing counts as silent: this process stood still, and has not read what came."""
 
+MANY, MANY_S, HURRY = 3, 60.0, 1 / 3
+"""So many nodes whose word counted and that held the trainer up by silence within so many seconds are no chance: those that are
+left have this share of the patience."""
+
 MOVES = 3
 """A request that was given to so many nodes is left where it is, unless that stalls."""
 
@@ -64,6 +68,8 @@ class Rescue:
         self._silences, self._silences_beside = SilenceWatch(), SilenceWatch()
         self._moved: dict[str, float] = {}
         """node -> when tokens came from it last"""
+        self._silent: dict[str, float] = {}
+        """node whose word counted -> when it was doubted for silence last, lately"""
         self._looked = self._hedged = float("inf")
         """when that was done last"""
         self._asked: dict[tuple[str, str], float] = {}
@@ -150,7 +156,9 @@ class Rescue:
         self._waits = now if self._waits is None else self._waits
         if now - self._waits < HEDGE_S:
             return
-        behind = partial(self._silences.behind, now=now, least=self._paces.least) if on_time else _not_behind
+        self._silent = {node: at for node, at in self._silent.items() if now - at < MANY_S}
+        patience = HURRY if len(self._silent) >= MANY else 1.0
+        behind = partial(self._silences.behind, now=now, least=self._paces.least, patience=patience) if on_time else _not_behind
         if not (hedges := to_hedge(ledger, self._collector, self._conduct.credible, behind)):
             return
         views = list(nodes())
@@ -174,6 +182,8 @@ class Rescue:
             self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"))
             if self.ended[hedge.node]:  # a stranger has few chances: the sooner it used them up, the better
                 self.took_from(hedge.node, now)
+            if hedge.behind_s:
+                self._silent[hedge.node] = now
             if hedge.behind_s or now - hedge.since > fault_s:
                 doubted[hedge.node] = (
                     f"{hedge.request_id} held the trainer up: no progress for {hedge.behind_s:.1f} s" if hedge.behind_s else

@@ -71,11 +71,13 @@ class SilenceWatch:
         seen = self._seen.get((node, request_id))
         return seen is not None and seen.begun
 
-    def behind(self, node: str, request_id: str, tokens: int, now: float, *, least: float) -> float:
-        """Seconds for which a sequence that has so many tokens made no progress, if that is longer than usual; else 0."""
+    def behind(self, node: str, request_id: str, tokens: int, now: float, *, least: float, patience: float = 1.0) -> float:
+        """Seconds for which a sequence that has so many tokens made no progress, if that is longer than usual; else 0.
+        `patience`: share of HELD_UP_S and BEGIN_S that is allowed."""
         seen = self._seen[node, request_id] = _progress(self._seen.get((node, request_id)), tokens, now, least)
         silent = now - seen.at
-        return silent if silent > (HELD_UP_S if seen.begun else BEGIN_S) + USUALS * self.usual_s else 0.0
+        allowed = patience * (HELD_UP_S if seen.begun else BEGIN_S) + USUALS * self.usual_s
+        return silent if silent > allowed else 0.0
 
 
 def _progress(seen: _Seen | None, tokens: int, now: float, least: float) -> _Seen:

@@ -75,3 +75,11 @@ def test_what_is_held_no_more_is_forgotten() -> None:
     watch.look({"n": {"a": 3}}, 0.0, least=0.0)
     watch.look({"n": {}}, 50.0, least=0.0)
     assert not watch.behind("n", "a", 3, 100.0, least=0.0)
+
+
+def test_with_less_patience_what_is_usual_is_allowed_all_the_same() -> None:
+    watch = watch_of(*[2.0] * LEAST_ENDED)
+    bound = BEGIN_S / 3 + USUALS * 2.0
+    assert not watch.behind("n", "a", 7, 0.0, least=0.0, patience=1 / 3)
+    assert not watch.behind("n", "a", 7, bound, least=0.0, patience=1 / 3)
+    assert watch.behind("n", "a", 7, bound + 0.5, least=0.0, patience=1 / 3)
