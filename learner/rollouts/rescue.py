@@ -43,10 +43,6 @@ was doubted lately, it is taken at once."""
 LATE_HEDGE_S, LATE_LOOK_S = 1.0, 4.0
 """Seconds since the last look after which nothing counts as silent: this process stood still, and has not read what came."""
 
-MANY, MANY_S, HURRY = 3, 60.0, 1 / 3
-"""So many nodes whose word counted and that held the trainer up by silence within so many seconds are no chance: those that are
-left have this share of the patience."""
-
 MOVES = 3
 """A request that was given to so many nodes is left where it is, unless that stalls."""
 
@@ -68,8 +64,6 @@ class Rescue:
         self._silences, self._silences_beside = SilenceWatch(), SilenceWatch()
         self._moved: dict[str, float] = {}
         """node -> when tokens came from it last"""
-        self._silent: dict[str, float] = {}
-        """node whose word counted -> when it was doubted for silence last, lately"""
         self._looked = self._hedged = float("inf")
         """when that was done last"""
         self._asked: dict[tuple[str, str], float] = {}
@@ -104,7 +98,7 @@ class Rescue:
         self._silences_beside.look(beside, now, least=0.0)
         stalls += [stall for stall in late if stall.node not in stalled]
         if now - self._looked < LATE_LOOK_S:
-            self._move_silent(beside, now, list(nodes()))
+            self._move_silent(beside, now, nodes)
         self._looked = now
         stalls += self._unanswered(now, {stall.node for stall in stalls})
         for stall in stalls:
@@ -118,25 +112,31 @@ class Rescue:
         if tokens:
             self._moved[peer] = now
 
-    def _move_silent(self, held: Mapping[str, Mapping[str, int]], now: float, nodes: Sequence[NodeView]) -> None:
+    def _move_silent(
+        self, held: Mapping[str, Mapping[str, int]], now: float, nodes: Callable[[], Iterable[NodeView]]
+    ) -> None:
         """Take what made no progress for longer than usual, of sequences that somebody waits for who is not the trainer, where
         another node whose word counts has a free place. Their prompts are anybody's, and may be long: it is a doubt for
         strangers alone, and after some moves a sequence stays where it is."""
-        late, free = partial(self._silences_beside.behind, now=now, least=0.0), self._free(nodes, now)
-        for peer, requests in held.items():
-            those = tuple(r for r, tokens in requests.items() if late(peer, r, tokens) and _attempt(r) < MOVES)
-            if those and sum(free.values()) > free.get(peer, 0):
+        late = partial(self._silences_beside.behind, now=now, least=0.0)
+        silent = {
+            peer: those for peer, requests in held.items()
+            if (those := tuple(r for r, tokens in requests.items() if late(peer, r, tokens) and _attempt(r) < MOVES))
+        }  # fmt: skip
+        free = self._free(nodes(), since=now - HELD_UP_S / 2) if silent else {}
+        for peer, those in silent.items():
+            if sum(free.values()) > free.get(peer, 0):
                 self._take(Stall(peer, those, f"no progress of {those[0]} for longer than usual"))
                 if not self._conduct.credible(peer):
                     self._conduct.doubt(peer, f"no progress of {those[0]} for longer than usual")
 
-    def _free(self, nodes: Iterable[NodeView], now: float = float("-inf")) -> dict[str, int]:
-        """Free places of nodes whose word counts. With `now`: of those that have nothing to do, or from which tokens came just
-        now. What keeps all nodes silent at once is the fault of none."""
+    def _free(self, nodes: Iterable[NodeView], since: float | None = None) -> dict[str, int]:
+        """Free places of nodes whose word counts. With `since`: of those that have nothing to do, or from which tokens came since
+        then. What keeps all nodes silent at once is the fault of none."""
         return {
             n.peer: max(0, n.capacity - n.load) for n in nodes
-            if n.live and not n.draining and (not n.load or self._moved.get(n.peer, float("-inf")) > now - HELD_UP_S / 2)
-            and self._conduct.credible(n.peer)
+            if n.live and not n.draining and self._conduct.credible(n.peer)
+            and (since is None or not n.load or self._moved.get(n.peer, float("-inf")) > since)
         }  # fmt: skip
 
     def ask_back(self, peer: str, request_ids: Sequence[str], now: float) -> None:
@@ -156,22 +156,20 @@ class Rescue:
         self._waits = now if self._waits is None else self._waits
         if now - self._waits < HEDGE_S:
             return
-        self._silent = {node: at for node, at in self._silent.items() if now - at < MANY_S}
-        patience = HURRY if len(self._silent) >= MANY else 1.0
-        behind = partial(self._silences.behind, now=now, least=self._paces.least, patience=patience) if on_time else _not_behind
+        behind = partial(self._silences.behind, now=now, least=self._paces.least) if on_time else _not_behind
         if not (hedges := to_hedge(ledger, self._collector, self._conduct.credible, behind)):
             return
         views = list(nodes())
-        free, well = self._free(views), self._free(views, now)
+        free, well = self._free(views), self._free(views, since=now - HELD_UP_S / 2)
         queued = {n.peer: n.load - n.capacity for n in views}
         fault_s = max(TAKEN_EARLY_S, STAYS * self._paces.usual_s)
         doubted: dict[str, str] = {}
-        moved = 0
+        placed = 0
         for hedge in hedges:
             places = well if hedge.behind_s else free
-            if moved >= sum(places.values()) - places.get(hedge.node, 0):
+            if placed >= sum(places.values()) - places.get(hedge.node, 0):
                 continue
-            moved += 1
+            placed += 1
             if hedge.behind_s and queued.get(hedge.node, 0) > 0 and not self._silences.begun(hedge.node, hedge.request_id):
                 queued[hedge.node] -= 1  # it was given more than it can decode at once: this one waits there for a slot
                 self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"))
@@ -183,7 +181,7 @@ class Rescue:
             if self.ended[hedge.node]:  # a stranger has few chances: the sooner it used them up, the better
                 self.took_from(hedge.node, now)
             if hedge.behind_s:
-                self._silent[hedge.node] = now
+                self._silences.held_up(hedge.node, now)
             if hedge.behind_s or now - hedge.since > fault_s:
                 doubted[hedge.node] = (
                     f"{hedge.request_id} held the trainer up: no progress for {hedge.behind_s:.1f} s" if hedge.behind_s else

@@ -23,6 +23,10 @@ HELD_UP_S, BEGIN_S, USUALS = 3.0, 9.0, 2.0
 """A sequence is behind after so many seconds without progress, the second where it has made none yet at its node: its prompt may
 be long; and so many times what is usual."""
 
+MANY, MANY_S, HURRY = 3, 60.0, 1 / 3
+"""So many nodes that held the trainer up by silence within so many seconds are no chance: those that are left have this share of
+HELD_UP_S and BEGIN_S."""
+
 
 @dataclass(slots=True)
 class _Seen:
@@ -43,6 +47,8 @@ class SilenceWatch:
         self._seen: dict[tuple[str, str], _Seen] = {}
         self._ended: deque[float] = deque(maxlen=RECENT)
         self._usual: float | None = None
+        self._held_up: dict[str, float] = {}
+        """node -> when it held the trainer up last, lately"""
 
     @property
     def usual_s(self) -> float:
@@ -71,12 +77,16 @@ class SilenceWatch:
         seen = self._seen.get((node, request_id))
         return seen is not None and seen.begun
 
-    def behind(self, node: str, request_id: str, tokens: int, now: float, *, least: float, patience: float = 1.0) -> float:
-        """Seconds for which a sequence that has so many tokens made no progress, if that is longer than usual; else 0.
-        `patience`: share of HELD_UP_S and BEGIN_S that is allowed."""
+    def held_up(self, node: str, now: float) -> None:
+        """What was behind at this node was taken from it."""
+        self._held_up = {n: at for n, at in self._held_up.items() if now - at < MANY_S} | {node: now}
+
+    def behind(self, node: str, request_id: str, tokens: int, now: float, *, least: float) -> float:
+        """Seconds for which a sequence that has so many tokens made no progress, if that is longer than usual; else 0."""
         seen = self._seen[node, request_id] = _progress(self._seen.get((node, request_id)), tokens, now, least)
         silent = now - seen.at
-        allowed = patience * (HELD_UP_S if seen.begun else BEGIN_S) + USUALS * self.usual_s
+        hurry = sum(now - at < MANY_S for at in self._held_up.values()) >= MANY
+        allowed = (HURRY if hurry else 1.0) * (HELD_UP_S if seen.begun else BEGIN_S) + USUALS * self.usual_s
         return silent if silent > allowed else 0.0
 
 

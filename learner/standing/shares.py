@@ -51,11 +51,10 @@ def limits(
     """Most sequences of each node that may not hold as many as it can; the others are not in it.
 
     Those that delivered nothing, and those that were doubted lately (`now` is Unix seconds; where they are the lesser part, or
-    have ended nothing since), hold together at most
-    `unproven_share` of all that is held once somebody has delivered, FIRST at least. While a proven node is able to work and the
-    unproven made more than that share of what ended of late, they get `spare` sequences together. What is free goes to those
-    first that were never expelled, then to those least doubted, then to those that delivered most: who is about to be proven is
-    not kept from it by crowds. """
+    have ended nothing since), hold together at most `unproven_share` of all that is held once somebody has delivered, FIRST at
+    least. While a proven node is able to work and the unproven made more than that share of what ended of late, they get `spare`
+    sequences together. What is free goes to those first that were never expelled, then to those least doubted, then to those
+    that delivered most: who is about to be proven is not kept from it by crowds. """
     out: dict[str, int] = {}
     strangers: list[NodeHolding] = []
     unproven: list[NodeHolding] = []

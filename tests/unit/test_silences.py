@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from learner.rollouts.silences import BEGIN_S, HELD_UP_S, LEAST_ENDED, USUAL, USUALS, SilenceWatch
+from learner.rollouts.silences import BEGIN_S, HELD_UP_S, HURRY, LEAST_ENDED, MANY, MANY_S, USUAL, USUALS, SilenceWatch
 
 
 def watch_of(*silences: float) -> SilenceWatch:
@@ -77,9 +77,15 @@ def test_what_is_held_no_more_is_forgotten() -> None:
     assert not watch.behind("n", "a", 3, 100.0, least=0.0)
 
 
-def test_with_less_patience_what_is_usual_is_allowed_all_the_same() -> None:
+def test_where_several_nodes_fall_silent_the_others_have_less_patience_for_a_while() -> None:
     watch = watch_of(*[2.0] * LEAST_ENDED)
-    bound = BEGIN_S / 3 + USUALS * 2.0
-    assert not watch.behind("n", "a", 7, 0.0, least=0.0, patience=1 / 3)
-    assert not watch.behind("n", "a", 7, bound, least=0.0, patience=1 / 3)
-    assert watch.behind("n", "a", 7, bound + 0.5, least=0.0, patience=1 / 3)
+    short = BEGIN_S * HURRY + USUALS * 2.0
+    for number in range(MANY):
+        watch.held_up("same", float(number))
+    assert not watch.behind("n", "a", 7, 5.0, least=0.0) and not watch.behind("n", "a", 7, 5.5 + short, least=0.0), "one node"
+    for number in range(MANY):
+        watch.held_up(f"m{number}", 5.0)
+    assert not watch.behind("n", "b", 7, 5.0, least=0.0) and not watch.behind("n", "b", 7, 5.0 + short, least=0.0)
+    assert watch.behind("n", "b", 7, 5.5 + short, least=0.0)
+    later = 5.0 + MANY_S
+    assert not watch.behind("n", "c", 7, later, least=0.0) and not watch.behind("n", "c", 7, later + 0.5 + short, least=0.0)
