@@ -33,4 +33,5 @@ def run_audits(config: LearnerConfig, head: Head, model: ModelFolder) -> Audits:
     kept = run_dir / CALIBRATION_FILE
     calibration = Calibration.of(read_calibration(a.calibration), calibration_writer(kept), kept_calibration(kept))
     start = partial(AuditorProcess, settings.text(), run_dir / "logs" / "auditor.log")
-    return Audits(head, start, calibration, share=a.share, window=window, false_alarm=a.false_alarm)
+    return Audits(head, start, calibration, share=a.share, window=window, false_alarm=a.false_alarm,
+                  device=a.device.partition(":")[0])  # fmt: skip

@@ -14,7 +14,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import blake3
 import numpy as np
@@ -24,7 +24,8 @@ import torch
 from learner.audit.auditor_settings import AuditorSettings
 from learner.audit.claims import Claim
 from learner.audit.plan import Deviations
-from learner.audit.scorer import score
+from learner.audit.scorer import Scored, score
+from learner.audit.self_calibration import measure_bfloat16
 from learner.audit.served_model import ServedModel, state_bytes
 from learner.audit.states import StateWindow, ToldState
 from learner.audit.wire import Frames, pack, read_claims, score_answer
@@ -58,6 +59,15 @@ GIVEN_BACK_FROM = 1_000_000
 anew at each forward was a quarter of the processor time of scoring forty of the demo's answers."""
 
 
+class FoundByAuditor(NamedTuple):
+    """What scoring found."""
+
+    parts: list[list[Deviations | None]]
+    """of each part of each completion; None where its state is not held"""
+    bfloat16: list[np.ndarray]
+    """columns as those of `Deviations`: of nodes that compute so; [] where none was asked for"""
+
+
 class Auditor:
     """`settings` as told. UsageError when its model cannot be built, or memory is short."""
 
@@ -66,7 +76,7 @@ class Auditor:
         state = state_bytes(folder, getattr(torch, settings.served_dtype))
         model = state_bytes(folder, dtype) if settings.device == "cpu" else 0
         undo = min(UNDO_STATES, settings.window - 1) * state
-        _check_memory(state + undo + model)
+        _check_memory(state + undo + model + model // 2)
         self.model = ServedModel(folder, LoraSection(**settings.lora), device=settings.device, dtype=dtype)
         self.window = StateWindow(settings.window, undo)
         self._store = ChunkFolder(Path(settings.chunks))
@@ -112,8 +122,10 @@ class Auditor:
             pieces.append(data)
         return b"".join(pieces)
 
-    def score(self, claims: list[list[tuple[Version, Claim]]]) -> list[list[Deviations | None]]:
-        """Each part of each completion, in the order of versions, so that the state moves little."""
+    def score(self, claims: list[list[tuple[Version, Claim]]], bfloat16: int = 0) -> FoundByAuditor:
+        """Each part of each completion, in the order of versions, so that the state moves little; and up to so many tokens as
+        `measure_bfloat16` has them."""
+        rounded: list[Scored] = []
         found: list[list[Deviations | None]] = [[None] * len(of) for of in claims]
         wanted: dict[Version, list[tuple[int, int]]] = {}
         for i, of in enumerate(claims):
@@ -129,12 +141,14 @@ class Auditor:
                 self.model.check_logits()
                 self._checked = True
             places = wanted[version]
-            scored = score(
-                self.model.model, [claims[i][j][1] for i, j in places], self._settings.temperature, self._settings.top_p
-            )
+            of_version, asked = [claims[i][j][1] for i, j in places], (self._settings.temperature, self._settings.top_p)
+            scored = score(self.model.model, of_version, *asked)
             for (i, j), of_part in zip(places, scored, strict=True):
                 found[i][j] = Deviations(*of_part)
-        return found
+            left = bfloat16 - sum(len(part.distance) for part in rounded)
+            if left > 0 and self._settings.dtype == "float32":
+                rounded.append(measure_bfloat16(self.model.model, of_version, scored, left, *asked))
+        return FoundByAuditor(found, [np.concatenate(column) for column in zip(*rounded, strict=True)])
 
     def answer(self, message: dict[str, Any]) -> bytes:
         """The answer to one request."""
@@ -144,7 +158,8 @@ class Auditor:
             except Refusal as refusal:
                 return pack({"lost": str(refusal)})
             return pack({"ok": True})
-        return score_answer(self.score(read_claims(message)), **self.facts())
+        found = self.score(read_claims(message), message.get("bfloat16", 0))
+        return score_answer(found.parts, found.bfloat16, **self.facts())
 
     def facts(self) -> dict[str, Any]:
         """How it stands: for the status page."""

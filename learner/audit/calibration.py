@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -27,6 +27,11 @@ PROMPT_MARGIN = 10.0
 
 NOISE_MARGIN = 2.0
 """The same for noise of logits and for what it lacks: kinds of node are further apart than that."""
+
+OTHER_KIND = 1.5
+"""Factor on how often a token is far, and on the noise of logits, for a node of a kind that nobody measured, beside the others.
+Between transformers and vLLM on processors there is a tenth of difference (bench/audit.md). GPUs were not measured; elsewhere
+transformers, vLLM and two GPUs drew 98 % of the same tokens (Token-DiFR)."""
 
 LEAST_SHARE = 1e-3
 """Means of noise, and of what it lacks, are never taken for less."""
@@ -107,9 +112,9 @@ def _most(shares: np.ndarray) -> float:
     return min(1.0, max(LEAST_SHARE, NOISE_MARGIN * (float(shares.mean()) + 4 * spread / math.sqrt(n))))
 
 
-def widest(means: Mapping[NodeArithmetic, HonestMeans]) -> HonestMeans:
-    """For a node of a kind that was never measured: the most that any kind has. What no kind was measured for has HonestMeans'
-    defaults."""
+def widest(means: Mapping[NodeArithmetic, HonestMeans], louder: float = OTHER_KIND) -> HonestMeans:
+    """For a node of a kind that was never measured: the most that any kind has, and `louder` times as much of what no factor for
+    other prompts is in. What no kind was measured for has HonestMeans' defaults."""
     if not means:
         return HonestMeans()
     columns = [asdict(m) for m in means.values()]
@@ -117,7 +122,8 @@ def widest(means: Mapping[NodeArithmetic, HonestMeans]) -> HonestMeans:
     def most(values: list[Any]) -> Any:
         return tuple(map(max, zip(*values, strict=True))) if isinstance(values[0], tuple) else max(values)
 
-    return HonestMeans(**{name: most([column[name] for column in columns]) for name in columns[0]})
+    found = HonestMeans(**{name: most([column[name] for column in columns]) for name in columns[0]})
+    return replace(found, far=min(1.0, louder * found.far), noise=tuple(min(1.0, louder * share) for share in found.noise))
 
 
 def to_json(means: Mapping[NodeArithmetic, HonestMeans]) -> str:
@@ -134,13 +140,19 @@ def from_json(text: str) -> dict[NodeArithmetic, HonestMeans]:
         raise UsageError(f"this is no calibration of audits: {error}") from None
 
 
+FLOAT32 = replace(LEAST, noise=(1.0, 0.1, 0.01, 2e-3, 1e-3))
+"""What is shipped for float32 on a processor. Its noise of logits is 1e-7 to 1e-5 nats (bench/audit.md): the bounds are ten times
+what 1e-5 nats are."""
+
 SHIPPED: Mapping[NodeArithmetic, HonestMeans] = MappingProxyType({
-    NodeArithmetic("transformers", "float32", "cpu"): LEAST,
+    NodeArithmetic("transformers", "float32", "cpu"): FLOAT32,
+    NodeArithmetic("vllm", "float32", "cpu"): FLOAT32,
     NodeArithmetic("transformers", "bfloat16", "cpu"): HonestMeans(far=5e-3, near=0.25, off=0.12, bias=0.02),
 })
 """What kinds have that a run has not measured itself. Float32 is measured: no deviation of it came near LEAST (bench/audit.md).
 That of bfloat16 is chosen: some four times what an honest node of SmolLM2-135M has (further than NEAR 0.064, off 0.034 nats),
-fifty times what one of a small model with little entropy has. Narrower bounds would expel honest nodes of real models."""
+fifty times what one of a small model with little entropy has. Narrower bounds would expel honest nodes of real models. They hold
+until a kind of this type was measured, which an auditor in float32 does itself."""
 
 ENOUGH = 4_096
 """Tokens of trusted nodes from which a kind is measured."""
@@ -176,17 +188,34 @@ class Calibration:
         return cls({**SHIPPED, **own, **given}, frozenset(given), changed, frozenset(own) - frozenset(given))
 
     def honest(self, kind: NodeArithmetic) -> HonestMeans:
-        """What a node of this kind, by its own word, is held to: of one that nobody measured, the widest of those known."""
-        known = self.means.get(kind)
-        return known if known is not None else widest(self.means)
+        """What a node of this kind, by its own word, is held to. Of one that nobody measured: what other engines have with its
+        type and device, else the widest of all that is known."""
+        bounds = self.means
+        found = self.measured | self.given
+        if any(known.dtype == "bfloat16" for known in found):  # what is shipped for want of a measurement is no more needed
+            bounds = {k: m for k, m in bounds.items() if k in found or k.dtype != "bfloat16"}
+        known = bounds.get(kind)
+        if known is not None:
+            return known
+        alike = {k: m for k, m in bounds.items() if (k.dtype, k.device) == (kind.dtype, kind.device)}
+        return replace(widest(alike, louder=1.0), quiet=_ANY) if alike else widest(bounds)
 
     def wants(self, kind: NodeArithmetic) -> bool:
         """Whether tokens of trusted nodes of this kind would tell more."""
         return kind not in self.given and self._tokens.get(kind, 0) < PLENTY
 
+    def tokens(self, kind: NodeArithmetic) -> int:
+        """Of this kind, that were added."""
+        return self._tokens.get(kind, 0)
+
+    def wants_own(self, kind: NodeArithmetic) -> int:
+        """Tokens that the auditor should make itself as a node of this kind: where nothing was given, and neither it nor trusted
+        nodes gave ENOUGH."""
+        return 0 if kind in self.given else max(0, ENOUGH - self._tokens.get(kind, 0))
+
     def add(self, kind: NodeArithmetic, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray) -> None:
-        """Tokens of a trusted node. The kind is measured once there are ENOUGH, each time that they have doubled, and with PLENTY
-        for the last time."""
+        """Tokens of a trusted node, or of the auditor itself. The kind is measured once there are ENOUGH, each time that they
+        have doubled, and with PLENTY for the last time."""
         if not self.wants(kind) or not len(distance):
             return
         columns = self._seen.setdefault(kind, [[], [], []])
@@ -203,6 +232,10 @@ class Calibration:
             del self._seen[kind]
 
 
+_ANY = HonestMeans().quiet
+"""Nodes that may be as exact as they like."""
+
+
 def _not_shipped(means: Mapping[NodeArithmetic, HonestMeans]) -> dict[NodeArithmetic, HonestMeans]:
     """Without what was only shipped: files had it beside what was measured."""
     return {kind: m for kind, m in means.items() if SHIPPED.get(kind) != m}
@@ -210,6 +243,9 @@ def _not_shipped(means: Mapping[NodeArithmetic, HonestMeans]) -> dict[NodeArithm
 
 def _means(row: Any) -> HonestMeans:
     values: dict[str, Any] = {name: tuple(map(float, v)) if isinstance(v, list) else float(v) for name, v in row.items()}
+    short = {name: len(NOISE_SCALES) - len(values[name]) for name in ("noise", "quiet") if name in values}
+    if set(short.values()) == {1}:  # of a release that had one scale less: the last one says nothing
+        values |= {name: (*values[name], 1.0) for name in short}
     made = HonestMeans(**values)
     if not len(made.noise) == len(made.quiet) == len(NOISE_SCALES):
         raise ValueError(f"noise is kept at {len(NOISE_SCALES)} scales")

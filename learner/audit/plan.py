@@ -42,6 +42,13 @@ LATELY = 256
 before it is called wrong; this one says soon that something changed, and all of its tokens are looked at."""
 
 
+OWN_KIND = NodeArithmetic("transformers", "bfloat16", "cpu")
+"""What an auditor on a processor can compute itself."""
+
+OWN_AT_ONCE = 1_024
+"""Tokens that the auditor makes itself beside what it checks, at the most: checks do not wait long for it."""
+
+
 class MadePart(NamedTuple):
     """Sampled tokens [first, stop) of a completion, all of one node's making under one version."""
 
@@ -125,9 +132,11 @@ class AuditPlan:
     kind_of: Callable[[str], ToldKind | None]
     false_alarm: float = FALSE_ALARM
     calibrates: Callable[[], bool] = lambda: False
+    own_kind: NodeArithmetic = OWN_KIND
+    """of which the auditor can make tokens itself"""
     counts: Counter[str] = field(default_factory=Counter, init=False)
     """tokens by what became of them: "checked", "calibrated", "dropped" (no place), "unknown" (their state is not held, or they
-    are of no one version); and "caught" nodes"""
+    are of no one version), "own" (the auditor made them, to measure); and "caught" nodes"""
     versions: ChosenVersions = field(init=False, repr=False)
     _waiting: WaitingLines[Check] = field(init=False, repr=False)
     _tests: dict[str, dict[NodeArithmetic, NodeTest]] = field(default_factory=dict, init=False, repr=False)
@@ -231,6 +240,20 @@ class AuditPlan:
                 verdict = replace(verdict, notable=True)
             said[part.node] = (tokens + (before[0] if before is not None else 0), verdict)
         return [Judged(node, tokens, verdict) for node, (tokens, verdict) in said.items()]
+
+    def own(self, found: Deviations) -> bool:
+        """What the auditor itself would have come to as a node of the kind `own_kind`. Whether it is measured with these."""
+        wanted = self.calibration.wants_own(self.own_kind)
+        self.counts["own"] += len(found.distance)
+        self.calibration.add(self.own_kind, found.distance, found.claimed, found.recomputed)
+        return wanted > 0 and not self.calibration.wants_own(self.own_kind)
+
+    def wants_own(self, checks: Sequence[Check]) -> int:
+        """Tokens of its own that the auditor is asked for with these completions: none where what their nodes are held to does
+        not rest on them."""
+        kinds = {kind for check in checks for kind in check.kinds}
+        rest_on_it = any(kind == self.own_kind or kind not in self.calibration.means for kind in kinds)
+        return min(OWN_AT_ONCE, self.calibration.wants_own(self.own_kind)) if rest_on_it else 0
 
     def tests(self, node: str) -> list[NodeTest]:
         """Its tests, one for each kind of arithmetic that it had."""

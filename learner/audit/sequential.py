@@ -37,8 +37,9 @@ LOGPROB_SCALE = 1.0
 """Nats: differences of log probabilities are counted up to this."""
 
 
-NOISE_SCALES = (1e-4, 1e-3, 1e-2, 1e-1)
-"""Differences of logits (nats) up to which noise is counted: float32's is far below the least, bfloat16's between the others.
+NOISE_SCALES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+"""Differences of logits (nats) up to which noise is counted: float32's is far below the least, bfloat16's between the others;
+the last one is for what is louder than any rounding.
 Such a difference is that of log probabilities divided by 1 - p of the token: a likely token's log probability hardly moves,
 whatever its logit does. So the noise of a kind of node is about the same for prompts of low and of high entropy."""
 

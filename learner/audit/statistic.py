@@ -56,6 +56,27 @@ def _distances(logits: Tensor, ids: Tensor, draws: Tensor, temperature: float, t
     return Distances(distance.cpu().numpy(), logp.gather(-1, chosen)[:, 0].cpu().numpy())
 
 
+class SeededDraws(NamedTuple):
+    """One entry a place."""
+
+    tokens: np.ndarray
+    """int64"""
+    logprobs: np.ndarray
+    """float64, nats"""
+
+
+def draws(logits: Tensor, uniforms: np.ndarray, temperature: float = 1.0, top_p: float = 1.0) -> SeededDraws:
+    """For logits [n, vocabulary] and `uniforms` float64 [n] in [0, 1): the tokens whose intervals hold them. Temperature above
+    0. At most CHUNK_VALUES logits."""
+    logp = torch.log_softmax(logits.double() / temperature, dim=-1)
+    if top_p < 1:
+        logp = _nucleus(logp, top_p)
+    upper = logp.exp().cumsum(-1)
+    u = torch.from_numpy(uniforms).to(logp.device)[:, None] * upper[:, -1:]  # the sum may be a little below 1
+    chosen = torch.searchsorted(upper, u, right=True).clamp(max=logp.shape[-1] - 1)
+    return SeededDraws(chosen[:, 0].cpu().numpy(), logp.gather(-1, chosen)[:, 0].cpu().numpy())
+
+
 def _nucleus(logp: Tensor, top_p: float) -> Tensor:
     """As the engines' nucleus: the fewest most probable tokens that reach top_p, ties to the lower id."""
     order = torch.argsort(logp, dim=-1, descending=True, stable=True)

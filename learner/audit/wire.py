@@ -60,8 +60,8 @@ def follow_request(parts: Sequence[bytes], whole: str = "") -> bytes:
     return pack({"do": "follow", "parts": list(parts), "whole": whole})
 
 
-def score_request(checks: Sequence[Check]) -> bytes:
-    """Score these again."""
+def score_request(checks: Sequence[Check], bfloat16: int = 0) -> bytes:
+    """Score these again. `bfloat16`: of up to so many of their tokens, say also what a node would come to that computes so."""
     rows = [
         [
             c.prompt_ids, c.completion_ids, c.logprobs, c.seed, c.given,
@@ -69,7 +69,7 @@ def score_request(checks: Sequence[Check]) -> bytes:
         ]
         for c in checks
     ]  # fmt: skip
-    return pack({"do": "score", "checks": rows})
+    return pack({"do": "score", "checks": rows, "bfloat16": bfloat16})
 
 
 def read_claims(message: dict[str, Any]) -> list[list[tuple[Version, Claim]]]:
@@ -86,9 +86,16 @@ def read_claims(message: dict[str, Any]) -> list[list[tuple[Version, Claim]]]:
     return out
 
 
-def score_answer(found: Sequence[Sequence[Deviations | None]], **more: Any) -> bytes:
-    """What `read_deviations` reads, with `more` plain values."""
-    return pack({"found": [[None if d is None else [a.astype("<f8").tobytes() for a in d] for d in of] for of in found], **more})
+def score_answer(
+    found: Sequence[Sequence[Deviations | None]], bfloat16: Sequence[np.ndarray] = (), **more: Any
+) -> bytes:  # fmt: skip
+    """What `read_deviations` and `read_bfloat16` read, with `more` plain values."""
+    columns = [[None if d is None else _columns(d) for d in of] for of in found]
+    return pack({"found": columns, "bfloat16": _columns(bfloat16), **more})
+
+
+def _columns(arrays: Sequence[np.ndarray]) -> list[bytes]:
+    return [a.astype("<f8").tobytes() for a in arrays]
 
 
 def read_deviations(message: dict[str, Any], checks: Sequence[Check]) -> list[list[Deviations | None]]:
@@ -102,3 +109,12 @@ def read_deviations(message: dict[str, Any], checks: Sequence[Check]) -> list[li
             if d is not None and not len(d.distance) == len(d.claimed) == len(d.recomputed) <= part.stop - part.first:
                 raise ValueError("it has other tokens than were asked for")
     return read
+
+
+def read_bfloat16(message: dict[str, Any], most: int) -> Deviations:
+    """What a node would come to that computes in bfloat16, of at most so many tokens. ValueError for anything else."""
+    columns = [np.frombuffer(column, "<f8") for column in message.get("bfloat16") or (b"",) * len(Deviations._fields)]
+    found = Deviations(*columns)
+    if not len(found.distance) == len(found.claimed) == len(found.recomputed) <= most:
+        raise ValueError("it has other tokens in bfloat16 than were asked for")
+    return found

@@ -21,7 +21,7 @@ from learner.audit.calibration import Calibration, NodeArithmetic, from_json, re
 from learner.audit.opening import path_through, path_to_window
 from learner.audit.plan import AuditPlan, Check, Judged, ToldKind
 from learner.audit.sequential import HonestMeans
-from learner.audit.wire import follow_request, read_deviations, score_request
+from learner.audit.wire import follow_request, read_bfloat16, read_deviations, score_request
 from learner.client.whole_states import whole_state
 from learner.head.auditor_process import AuditorGone, AuditorProcess, AuditorRefused
 from learner.head.node_state import NodeState
@@ -80,16 +80,17 @@ class AuditedRun(Protocol):
 
 class Audits:
     """`start()` makes an auditor's process. `share`: of a proven node's completions, what is checked. `window`: versions whose
-    states are held."""
+    states are held. `device`: the kind of device that the auditor computes on."""
 
     def __init__(
         self, run: AuditedRun, start: Callable[[], AuditorProcess], calibration: Calibration, *, share: float, window: int,
-        false_alarm: float,
+        false_alarm: float, device: str = "cpu",
     ) -> None:  # fmt: skip
         self._run, self._start, self._window = run, start, window
         self.plan = AuditPlan(
             secrets.token_bytes(SECRET_BYTES), run.epoch, run.trust.standing, calibration, kind_of=self._kind_of,
             false_alarm=false_alarm, calibrates=lambda: self._process is not None,
+            own_kind=NodeArithmetic("transformers", "bfloat16", device),
         )  # fmt: skip
         self._process: AuditorProcess | None = None
         self._held: CatalogEntry | None = None
@@ -213,15 +214,19 @@ class Audits:
     async def _check(self, process: AuditorProcess, batch: list[Check]) -> None:
         try:
             await self._bring(process, {part.version for check in batch for part in check.parts})
-            answer = await process.ask(score_request(batch))
+            own = self.plan.wants_own(batch)
+            answer = await process.ask(score_request(batch, own))
             found = read_deviations(answer, batch)
+            if self.plan.own(read_bfloat16(answer, own)):
+                log.info("the auditor has measured what bfloat16 does to this model: nodes of kinds that no trusted node stands "
+                         "for are held to that")  # fmt: skip
         except (ValueError, TypeError) as error:
             self.plan.lost(batch)
             raise AuditorGone(f"its answer cannot be read: {error}") from None
         except (AuditorGone, AuditorRefused):
             self.plan.lost(batch)
             raise
-        self._facts = answer | {"found": None}
+        self._facts = answer | {"found": None, "bfloat16": None}
         self._answers += 1
         for check, deviations in zip(batch, found, strict=True):
             for judged in self.plan.found(check, deviations):

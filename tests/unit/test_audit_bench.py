@@ -15,8 +15,8 @@ from netem.bench.audit.cheats import cheats, likelier
 from netem.bench.audit.in_run import Spent, cost
 from netem.bench.audit.judging import (
     AMONG,
-    AS_SHIPPED,
     KNOWN,
+    NOBODY_TRUSTED,
     UNKNOWN,
     Sample,
     calibrate,
@@ -97,7 +97,7 @@ def test_tokens_are_judged_and_shown() -> None:
     means = calibrate(samples)
     made = ways(means, ROUNDS)
     honest = {"engine": str(ROUNDS), **facts(samples[ROUNDS].column), "other prompts": None, "with suspects": None}
-    assert list(made) == [KNOWN, AMONG, UNKNOWN, AS_SHIPPED]
+    assert list(made) == [KNOWN, AMONG, UNKNOWN, NOBODY_TRUSTED]
     for known in made:
         honest[known] = honest_row(samples[ROUNDS], made[known])
         assert honest[known]["nodes"] == 1 and honest[known]["caught"] == 0 and honest[known]["most_evidence"] >= 1
@@ -109,9 +109,9 @@ def test_tokens_are_judged_and_shown() -> None:
     assert all(0 < rows[0][known]["median"] <= rows[0][known]["p90"] < 100 for known in made)
     assert all(rows[1][known]["median"] is None and rows[1][known]["of"] == 3_000 for known in made)
     text = tables({"honest": [honest], "cheats": rows})
-    shipped = made[AS_SHIPPED]()
+    shipped = made[NOBODY_TRUSTED]()
     assert isinstance(shipped, NodeTest) and shipped.honest == Calibration().honest(ROUNDS) and shipped.false_alarm < FALSE_ALARM
-    assert f"90th percentile): {AS_SHIPPED}" in text
+    assert f"90th percentile): {NOBODY_TRUSTED}" in text
     assert "| nothing | not in 3,000 |" in text and f"| {ROUNDS} | 20,000 |" in text
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from learner.audit.calibration import (
     ENOUGH,
-    LEAST,
     PLENTY,
     PROMPT_MARGIN,
     SHIPPED,
@@ -163,7 +162,7 @@ def test_a_nodes_word_of_its_kind_gives_it_no_more_than_the_widest_and_its_tests
     said = {"liar": ToldKind(read_arithmetic("my/own/words"))}
     plan = make_plan(said)
     assert plan.calibration.honest(read_arithmetic("my/own/words")) == widest(plan.calibration.means)
-    assert plan.calibration.honest(FLOAT32) == LEAST
+    assert plan.calibration.honest(FLOAT32) == SHIPPED[FLOAT32]
     chances = []
     for i in range(MAX_KINDS + 3):
         said["liar"] = ToldKind(NodeArithmetic(f"engine{i}", "x", "y"))
@@ -201,7 +200,7 @@ def test_trusted_nodes_are_looked_at_only_to_measure_and_only_while_an_auditor_r
     assert set(from_json(told[-1])) == {BFLOAT16}, "what is only shipped was not measured"
     again = Calibration.of(told[-1], told.append)
     assert again.honest(BFLOAT16) == measured and not again.wants(BFLOAT16)
-    assert again.wants(FLOAT32) and again.honest(FLOAT32) == LEAST
+    assert again.wants(FLOAT32) and again.honest(FLOAT32) == SHIPPED[FLOAT32]
     assert ENOUGH < PLENTY
 
 

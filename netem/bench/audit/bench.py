@@ -13,12 +13,14 @@ import trio
 from torch import nn
 
 from learner.audit.calibration import NodeArithmetic
+from learner.audit.plan import OWN_KIND
 from learner.audit.scorer import score
 from learner.audit.sequential import FALSE_ALARM
 from netem.bench.audit.cheats import cheats
 from netem.bench.audit.judging import AMONG, KNOWN, Sample, calibrate, calibration_tokens, detected, facts, honest_row, ways
 from netem.bench.audit.making import HONEST, TokenGoals, TokenMaker, stream_of
 from netem.bench.audit.nodes import MEMBERS
+from netem.bench.audit.own_rounding import own_rounding
 from netem.bench.audit.store import Column, TokenFiles, claims_of
 from netem.bench.audit.world import BEFORE, EIGHT, STRANGE_EVERY, World, open_world
 from node.engine.environment import KINDS, missing, survey
@@ -74,11 +76,13 @@ def judge(world: World, kinds: Sequence[NodeArithmetic], suspected: int, say: Ca
     models = {name: world.checker(name) for name in suspects}
     honest = {kind: _sample(world, stream_of(world, kind, HONEST), models, suspected) for kind in kinds}
     means = calibrate({kind: _without_later(sample, suspected // 2) for kind, sample in honest.items()})
+    own = own_rounding(world, kinds)
+    say(f"the auditor made {own.tokens(OWN_KIND):,} tokens of {OWN_KIND} itself")
     rows = []
     for kind in kinds:
         judged = honest[kind].part(calibration_tokens(honest[kind]), honest[kind].column.tokens)
         row: dict[str, Any] = {"engine": str(kind), **facts(judged.column)}
-        for known, test in ways(means, kind).items():
+        for known, test in ways(means, kind, own=own).items():
             row[known] = honest_row(judged, test)
         scored = honest[kind].part(suspected // 2, suspected)
         row["with suspects"] = {"tokens": scored.column.tokens, **honest_row(scored, ways(means, kind, suspects)[KNOWN])}
@@ -92,7 +96,7 @@ def judge(world: World, kinds: Sequence[NodeArithmetic], suspected: int, say: Ca
             if not sample.column.tokens:
                 continue
             row = {"engine": str(kind), "cheat": name, **facts(sample.column)}
-            for known, test in ways(means, kind).items():
+            for known, test in ways(means, kind, own=own).items():
                 row[known] = detected(sample, test, REPEATS)
             if cheat.mild:
                 for known, test in ways(means, kind, suspects).items():
@@ -102,7 +106,8 @@ def judge(world: World, kinds: Sequence[NodeArithmetic], suspected: int, say: Ca
         say(f"{kind}: cheats judged")
     return {
         "world": world.name, "false_alarm": FALSE_ALARM, "honest": rows, "cheats": found,
-        "honest_tokens": sum(row["tokens"] for row in rows), "means": {str(k): _shown(m) for k, m in means.items()},
+        "honest_tokens": sum(row["tokens"] for row in rows), "own": _shown(own.means[OWN_KIND]),
+        "means": {str(k): _shown(m) for k, m in means.items()},
     }  # fmt: skip
 
 

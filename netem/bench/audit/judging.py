@@ -27,8 +27,9 @@ each token all the same."""
 KNOWN, AMONG, UNKNOWN = "kind known", "of a known kind", "kind never measured"
 """How much is known of a node: its kind; that it is of one of those that were measured; nothing."""
 
-AS_SHIPPED = "as shipped"
-"""A run in which nobody is trusted: the node says its kind, and nothing was measured. It has production's own test."""
+NOBODY_TRUSTED = "nobody trusted"
+"""A run in which nobody is trusted: the node says its kind, and only the auditor measured, its own rounding. It has production's
+own test."""
 
 Test = NodeTest | KindsTest
 Suspected = Mapping[str, np.ndarray]
@@ -66,14 +67,16 @@ def calibration_tokens(sample: Sample) -> int:
 
 
 def ways(
-    means: Mapping[NodeArithmetic, HonestMeans], kind: NodeArithmetic, suspects: tuple[str, ...] = ()
-) -> dict[str, Callable[[], Test]]:
-    """What makes a test of a node of that kind, by what is known of it."""
+    means: Mapping[NodeArithmetic, HonestMeans], kind: NodeArithmetic, suspects: tuple[str, ...] = (),
+    own: Calibration | None = None,
+) -> dict[str, Callable[[], Test]]:  # fmt: skip
+    """What makes a test of a node of that kind, by what is known of it. `own`: what the auditor measured itself."""
+    shipped = own if own is not None else Calibration()
     every = {str(k): m for k, m in means.items()}
     return {
         KNOWN: lambda: NodeTest(means[kind], suspects=suspects), AMONG: lambda: KindsTest(every, suspects=suspects),
         UNKNOWN: lambda: NodeTest(widest(means), suspects=suspects),
-        AS_SHIPPED: lambda: kind_test(Calibration(), kind, FALSE_ALARM),
+        NOBODY_TRUSTED: lambda: kind_test(shipped, kind, FALSE_ALARM),
     }  # fmt: skip
 
 

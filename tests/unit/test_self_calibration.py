@@ -1,0 +1,177 @@
+"""The auditor measures itself what bfloat16 does to the run's model: as nodes that compute so, and whatever nodes claim."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from learner.audit.auditor import Auditor
+from learner.audit.calibration import ENOUGH, SHIPPED, Calibration, NodeArithmetic, from_json, to_json, widest
+from learner.audit.claims import Claim
+from learner.audit.plan import AuditPlan, Deviations, ToldKind
+from learner.audit.scorer import Scored, draw, score
+from learner.audit.self_calibration import MOST_OF_PROMPT, as_drawn, measure_bfloat16
+from learner.audit.sequential import HonestMeans
+from learner.audit.statistic import distances, draws
+from learner.audit.wire import Frames, read_bfloat16, read_deviations, score_answer, score_request
+from learner.standing.standing import Standing, StandingRules
+from learner.trajectory import Group
+from tests.support.audit_world import AuditWorld
+
+OWN = NodeArithmetic("transformers", "bfloat16", "cpu")
+VOCABULARY = 64
+
+
+@pytest.fixture(scope="module")
+def model() -> Qwen3ForCausalLM:
+    """Weights that bfloat16 holds, as nodes get them."""
+    torch.manual_seed(3)
+    made = Qwen3ForCausalLM(
+        Qwen3Config(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+                    intermediate_size=64, head_dim=16, max_position_embeddings=128)
+    )  # fmt: skip
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_((20 * parameter if parameter.dim() > 1 else parameter).to(torch.bfloat16))
+    return made.eval()
+
+
+def completions(model: Qwen3ForCausalLM, count: int, length: int, prompts: int = 10) -> list[Claim]:
+    """As an exact node makes them, token by token."""
+    out = [Claim((1, 2, 3 + i % prompts), (), (), seed=i) for i in range(count)]
+    for _ in range(length):
+        longer = [replace(c, completion_ids=(*c.completion_ids, 0), logprobs=(*c.logprobs, 0.0)) for c in out]
+        drawn = draw(model, [replace(c, first=len(c.completion_ids) - 1) for c in longer])
+        for i, (claim, of) in enumerate(zip(out, drawn, strict=True)):
+            token, logprob = int(of.tokens[0]), float(of.logprobs[0])
+            out[i] = replace(claim, completion_ids=(*claim.completion_ids, token), logprobs=(*claim.logprobs, logprob))
+    return out
+
+
+def test_a_draw_is_at_no_distance_from_itself() -> None:
+    rng = np.random.default_rng(0)
+    logits, u = torch.from_numpy(rng.standard_normal((500, 40)) * 3), rng.random(500)
+    for top_p in (1.0, 0.7):
+        drawn = draws(logits, u, 0.8, top_p)
+        found = distances(logits, torch.from_numpy(drawn.tokens), u, 0.8, top_p)
+        assert found.distance.max() < 1e-9
+        np.testing.assert_allclose(found.logprob, drawn.logprobs)
+    edge = draws(torch.zeros(2, 4), np.array([0.0, np.nextafter(1.0, 0.0)]))
+    assert edge.tokens.tolist() == [0, 3]
+
+
+def test_it_comes_to_what_a_node_comes_to_that_computes_so(model: Qwen3ForCausalLM) -> None:
+    claims = completions(model, 80, 24)
+    before = [parameter.clone() for parameter in model.parameters()]
+    found = measure_bfloat16(model, claims, score(model, claims), 2_000)
+    assert all(torch.equal(a, b) and b.dtype == torch.float32 for a, b in zip(before, model.parameters(), strict=True))
+    assert len(found.distance) == 80 * 24
+    node = Qwen3ForCausalLM(model.config).to(torch.bfloat16).eval()
+    node.load_state_dict(model.state_dict())
+    theirs = completions(node, 80, 24)
+    judged = Scored(*(np.concatenate(c) for c in zip(*score(model, theirs), strict=True)))
+    own, their = (np.abs(x.claimed - x.recomputed).mean() for x in (found, judged))
+    assert 0.7 < own / their < 1.4 and own > 1e-3, (own, their)
+    assert 0.5 < (found.distance > 0).sum() / (judged.distance > 0).sum() < 2
+
+
+def test_nothing_counts_behind_what_a_node_may_have_chosen(model: Qwen3ForCausalLM) -> None:
+    claims = completions(model, 4, 20, prompts=4)
+    odd = replace(claims[1], completion_ids=(*claims[1].completion_ids[:7], (claims[1].completion_ids[7] + 31) % VOCABULARY,
+                                             *claims[1].completion_ids[8:]))  # fmt: skip
+    late = replace(claims[2], first=3)
+    told = replace(claims[3], given=((5, 9),))
+    mixed = [claims[0], odd, late, told]
+    scored = score(model, mixed)
+    assert as_drawn(scored[0]) == 20 and as_drawn(scored[1]) == 7
+    found = measure_bfloat16(model, mixed, scored, 1_000)
+    assert len(found.distance) == 20 + 8 + 0 + 5, "the place of the odd token was read before it"
+    honest = measure_bfloat16(model, claims, score(model, claims), 1_000)
+    np.testing.assert_allclose(found.recomputed[:28], honest.recomputed[:28], atol=1e-4)
+    assert len(measure_bfloat16(model, claims, score(model, claims), 30).distance) == 30
+    same = [replace(claims[0], seed=claims[0].seed) for _ in range(30)]
+    assert len(measure_bfloat16(model, same, score(model, same), 10_000).distance) == MOST_OF_PROMPT
+    nothing = measure_bfloat16(model, [late], score(model, [late]), 100)
+    assert not len(nothing.distance)
+    gone = Scored(np.array([np.nan]), np.array([-1.0]), np.array([-np.inf]))
+    assert as_drawn(gone) == 0
+
+
+def test_an_auditor_measures_beside_what_it_scores(tmp_path: Path) -> None:
+    world = AuditWorld(tmp_path, versions=2, now=time.time())
+    auditor = Auditor(world.settings(2))
+    for parts in world.parts:
+        auditor.follow(parts)
+    calibration = Calibration()
+    plan = AuditPlan(b"s" * 32, 1, Standing(StandingRules(checks=True)), calibration, kind_of=lambda peer: ToldKind(OWN))
+    for trajectory in world.generate(range(12), [0, 1], 6):
+        plan.whole(Group(trajectory.seed, 0, (trajectory,)))
+    checks = plan.next(1 << 30)
+    [message] = Frames().feed(score_request(checks, 50))
+    [answer] = Frames().feed(auditor.answer(message))
+    read_deviations(answer, checks)
+    found = read_bfloat16(answer, 50)
+    assert 30 < len(found.distance) <= 50 and 0 < np.abs(found.claimed - found.recomputed).mean() < 0.1
+    [message] = Frames().feed(score_request(checks))
+    [answer] = Frames().feed(auditor.answer(message))
+    assert not len(read_bfloat16(answer, 0).distance)
+    with pytest.raises(ValueError, match="other tokens in bfloat16"):
+        [answer] = Frames().feed(score_answer([], [np.zeros(3)] * 3))
+        read_bfloat16(answer, 2)
+
+
+def rounded(tokens: int, noise: float, seed: int = 0) -> Deviations:
+    rng = np.random.default_rng(seed)
+    recomputed = -rng.exponential(0.5, tokens) - 0.1
+    return Deviations(np.zeros(tokens), recomputed + noise * rng.standard_normal(tokens), recomputed)
+
+
+def test_what_it_measures_takes_the_place_of_what_is_shipped() -> None:
+    calibration = Calibration()
+    said = {"stranger": NodeArithmetic("vllm", "bfloat16", "cuda")}
+    plan = AuditPlan(b"s" * 32, 1, Standing(StandingRules(checks=True)), calibration, kind_of=lambda peer: ToldKind(said[peer]))
+    shipped = calibration.honest(said["stranger"])
+    assert shipped.off == SHIPPED[OWN].off and calibration.wants_own(OWN) == ENOUGH
+    assert not plan.own(rounded(1_000, 0.002))
+    assert calibration.honest(said["stranger"]) == shipped and calibration.wants_own(OWN) == ENOUGH - 1_000
+    assert plan.own(rounded(ENOUGH - 1_000, 0.002, 1))
+    measured = calibration.means[OWN]
+    assert calibration.wants_own(OWN) == 0 and measured.off < SHIPPED[OWN].off
+    anywhere = calibration.honest(said["stranger"])
+    assert anywhere.off == measured.off and measured.noise[2] < anywhere.noise[2] <= 1.5 * measured.noise[2]
+    beside = calibration.honest(NodeArithmetic("vllm", "bfloat16", "cpu"))
+    assert beside.noise == measured.noise and beside.quiet == HonestMeans().quiet, "another engine on the same device"
+    assert calibration.honest(NodeArithmetic("vllm", "float32", "cpu")) == SHIPPED[NodeArithmetic("vllm", "float32", "cpu")]
+
+
+def test_a_gpu_that_measures_itself_leaves_nothing_of_what_is_shipped_for_its_type() -> None:
+    calibration, own = Calibration(), NodeArithmetic("transformers", "bfloat16", "cuda")
+    found = rounded(ENOUGH, 0.002)
+    calibration.add(own, found.distance, found.claimed, found.recomputed)
+    assert calibration.honest(OWN).off == calibration.means[own].off < SHIPPED[OWN].off
+    assert widest(calibration.means).off == SHIPPED[OWN].off, "it is still there for whoever asks for all"
+
+
+def test_it_is_asked_for_only_where_somebody_rests_on_it() -> None:
+    calibration = Calibration()
+    kinds = {"exact": NodeArithmetic("vllm", "float32", "cpu"), "rounds": NodeArithmetic("vllm", "bfloat16", "cpu")}
+    plan = AuditPlan(b"s" * 32, 1, Standing(StandingRules(checks=True)), calibration, kind_of=lambda peer: ToldKind(kinds[peer]))
+    from tests.unit.test_audit_plan import group, trajectory  # the plans of audits as those tests make them
+
+    for i, peer in enumerate(kinds):
+        plan.whole(group(i, trajectory(peer)))
+    exact, rounds = plan.next(1 << 30)
+    assert plan.wants_own([exact]) == 0 and plan.wants_own([exact, rounds]) == 1_024
+    given = Calibration.of(to_json({OWN: HonestMeans()}), print)
+    assert given.wants_own(OWN) == 0
+
+
+def test_a_calibration_with_one_scale_of_noise_less_is_read() -> None:
+    old = to_json({OWN: HonestMeans(far=0.1)}).replace(",\n   1.0\n  ]", "\n  ]")
+    assert from_json(old) == {OWN: HonestMeans(far=0.1)}
