@@ -4,7 +4,9 @@ Each test bets that the mean of a statistic in [0, 1] is above what honest nodes
 on each token, at odds that are fair while the mean is at most `mean`, cannot grow rich in the long run: his money is a
 supermartingale, so the chance that it ever reaches 1 / a is at most a (Ville's inequality; Waudby-Smith and Ramdas, "Estimating
 means of bounded random variables by betting", arXiv 2010.09686). The stakes are a mixture of a few, so that gross and mild
-deviations are both found soon. The statistics' mixture is a bet as well, so there is one chance for all of them.
+deviations are both found soon. The statistics' mixture is a bet as well, so there is one chance for all of them. Half of the
+money is handed out bit by bit as tokens come (as in the e-detectors of Shin, Ramdas and Rinaldo, arXiv 2203.03532, but from money
+that was there at the beginning, so that the chance of ever being wrong stays bounded): who begins to cheat late is found as well.
 
 Must not know what a token is, or what follows from a verdict.
 """
@@ -45,6 +47,20 @@ whatever its logit does. So the noise of a kind of node is about the same for pr
 
 LEAST_DOUBT = 0.05
 """Tokens of a probability above one less this say nothing about noise."""
+
+ONCE = ("noise", "quiet", "toward")
+"""Statistics that nothing is kept back for: an honest node rounds more or less than usual, or agrees by chance with other
+weights, for all answers to one prompt. Bounds on the others leave room for that (`PROMPT_MARGIN` in `calibration`)."""
+
+KEPT_BACK = 0.5
+"""Share of a bet's money that is not staked at the beginning, but handed out as tokens come: what was staked on a node's honest
+tokens is lost, and this is not. So who begins to cheat late is found about as soon as who cheats from the beginning."""
+
+HANDED_OUT_EVERY = 128
+"""Tokens after which some of it is handed out."""
+
+_ALL_OF_IT = 2.2
+"""More than the sum of 1 / ((b + 1) ln(b + 1) ** 2) over b from 1 on (2.11): the money must last for ever."""
 
 _N = len(NOISE_SCALES)
 
@@ -124,21 +140,23 @@ class NodeTest:
         """As `look`; returns `log_evidence` after each of these tokens, for they may be looked at one by one."""
         paths, idle = [np.empty((0, len(distance)))], 0
         for name, values, mean in self._statistics(distance, claimed, recomputed, suspected or {}):
-            before = self._wealth.setdefault(name, np.zeros(len(STAKES)))
             sums = self._sums.setdefault(name, np.zeros(2))
             known = ~np.isnan(values)
             sums += float(values[known].sum()), float(known.sum())
-            if mean >= 1.0 and not before.any():  # nothing to bet on, ever until now
-                idle += len(STAKES)
+            before = self._wealth.get(name)
+            if mean >= 1.0:  # nothing to bet on
+                if before is None:
+                    idle += len(STAKES)
+                else:
+                    paths.append(np.broadcast_to(before[:, None], (len(STAKES), len(values))))
                 continue
-            if mean >= 1.0:
-                paths.append(np.broadcast_to(before[:, None], (len(STAKES), len(values))))
-                continue
+            again = not name.startswith(ONCE)
+            if before is None:
+                before = np.full(len(STAKES), math.log(1 - KEPT_BACK) if again else 0.0)
             stakes = np.array(STAKES)[:, None] / mean
-            gains = np.log1p(np.clip(stakes * np.where(known, values - mean, 0.0)[None, :], -1 + 1e-12, None)).cumsum(axis=1)
-            paths.append(before[:, None] + gains)
-            if gains.shape[1]:
-                self._wealth[name] = paths[-1][:, -1]
+            gains = np.log1p(np.clip(stakes * np.where(known, values - mean, 0.0)[None, :], -1 + 1e-12, None))
+            paths.append(self._staked(before, gains, again))
+            self._wealth[name] = paths[-1][:, -1] if gains.shape[1] else before
         path = _log_mean(np.concatenate(paths), idle)
         if len(path):
             self.most_evidence = max(self.most_evidence, float(path.max()))
@@ -148,12 +166,27 @@ class NodeTest:
         self.tokens += len(path)
         return path
 
+    def _staked(self, before: np.ndarray, gains: np.ndarray, again: bool) -> np.ndarray:
+        """Log of the money of each stake after each of the next tokens, whose `gains` are [stakes, tokens] in log."""
+        if not again:
+            return before[:, None] + gains.cumsum(axis=1)
+        parts, first = [np.empty((len(STAKES), 0))], 0
+        while first < gains.shape[1]:
+            block, done = divmod(self.tokens + first, HANDED_OUT_EVERY)
+            if block and not done:
+                before = np.logaddexp(before, math.log(KEPT_BACK / _ALL_OF_IT / (block + 1)) - 2 * math.log(math.log(block + 1)))
+            stop = min(gains.shape[1], first + HANDED_OUT_EVERY - done)
+            parts.append(before[:, None] + gains[:, first:stop].cumsum(axis=1))
+            before, first = parts[-1][:, -1], stop
+        return np.concatenate(parts, axis=1)
+
     @property
     def log_evidence(self) -> float:
         """Log of the money of the mixture of all bets. A bound on the log of the chance that an honest node gets so far, with its
         sign turned."""
-        every = [w for wealth in self._wealth.values() for w in wealth]
-        return float(_log_mean(np.array(every)[:, None], 0)[0]) if every else 0.0
+        every = np.array([w for wealth in self._wealth.values() for w in wealth])
+        idle = len(STAKES) * len(self._means()) - len(every)
+        return float(_log_mean(every[:, None], idle)[0])
 
     def verdict(self) -> Verdict:
         """By what was seen so far."""

@@ -123,10 +123,11 @@ async def test_evidence_that_does_not_suffice_has_all_of_a_node_checked(autojump
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(world.audits.run)
+        world.trust.checks(True, 0.999_999)
         for i in range(100):
             ends(i, LATELY)
-            await trio.sleep(3)
-        world.trust.checks(True, 0.999_999)
+            await trio.sleep(30)
+        assert world.audits.plan.counts["checked"] == 100 * LATELY
         assert standing.proven(HONEST) and standing.audit_share(HONEST) < 1
         ends(100, 2, odd=True)
         await trio.sleep(30)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from learner.audit import scorer
 from learner.audit.calibration import NodeArithmetic, from_json, measure, to_json, widest
 from learner.audit.choosing import chosen
 from learner.audit.scorer import Claim, score
-from learner.audit.sequential import HonestMeans, NodeTest
+from learner.audit.sequential import KEPT_BACK, HonestMeans, NodeTest
 from learner.audit.statistic import distances
 from node.engine.sampling import SamplingParams, sample
 from p2p.errors import UsageError
@@ -154,3 +156,34 @@ def test_rows_that_are_filled_up_stay_within_positions_and_a_forwards_tokens(mon
     claims = [Claim((1,) * 5, (2,) * n, (-1.0,) * n, seed=n) for n in (28, 29, 30, 3, 3, 3, 3)]
     assert [len(one.distance) for one in score(model, claims)] == [28, 29, 30, 3, 3, 3, 3]
     assert sizes == [(3, 32), (2, 40), (2, 40)]
+
+
+def test_who_begins_to_cheat_late_is_found_about_as_soon() -> None:
+    """It was 4,378 tokens after 100,000 honest ones, where nothing was kept back."""
+    for begins in (0, 1_000, 100_000):
+        rng, found = np.random.default_rng(3), []
+        for _ in range(10):
+            test = NodeTest(HONEST)
+            look(test, rng, begins)
+            while not test.caught_at and test.tokens < begins + 5_000:
+                look(test, rng, 20, far=0.3)
+            found.append(test.caught_at - begins)
+        assert 0 < np.median(found) <= (40 if not begins else 120), (begins, found)
+
+
+def test_money_is_handed_out_at_its_tokens_and_never_more_than_was_kept_back() -> None:
+    """In parts or at once: it is the same. A node whose tokens all lie at the bound keeps what it is given."""
+    n = 20_000
+    even = np.where(np.arange(n) % 2, HONEST.off, -HONEST.off)
+    at_once, parts = NodeTest(HONEST), NodeTest(HONEST)
+    path = at_once.log_path(np.zeros(n), even - 1.0, np.full(n, -1.0))
+    pieces, rng, first = [], np.random.default_rng(5), 0
+    while first < n:
+        stop = first + int(rng.integers(1, 700))
+        some = even[first:stop]
+        pieces.append(parts.log_path(np.zeros(len(some)), some - 1.0, np.full(len(some), -1.0)))
+        first = stop
+    np.testing.assert_allclose(np.concatenate(pieces), path, atol=1e-9)
+    handed_out = sum(KEPT_BACK / 2.2 / ((b + 1) * math.log(b + 1) ** 2) for b in range(1, 10**6))
+    assert 0.9 * KEPT_BACK < handed_out + KEPT_BACK / 2.2 / math.log(10**6) < KEPT_BACK
+    assert path.max() <= 1e-9, "who is just at the bounds gains nothing"

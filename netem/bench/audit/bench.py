@@ -17,7 +17,20 @@ from learner.audit.plan import OWN_KIND
 from learner.audit.scorer import score
 from learner.audit.sequential import FALSE_ALARM
 from netem.bench.audit.cheats import cheats
-from netem.bench.audit.judging import AMONG, KNOWN, Sample, calibrate, calibration_tokens, detected, facts, honest_row, ways
+from netem.bench.audit.judging import (
+    AMONG,
+    HONEST_FIRST,
+    KNOWN,
+    LATE,
+    NOBODY_TRUSTED,
+    Sample,
+    calibrate,
+    calibration_tokens,
+    detected,
+    facts,
+    honest_row,
+    ways,
+)
 from netem.bench.audit.making import HONEST, TokenGoals, TokenMaker, stream_of
 from netem.bench.audit.nodes import MEMBERS
 from netem.bench.audit.own_rounding import own_rounding
@@ -98,6 +111,7 @@ def judge(world: World, kinds: Sequence[NodeArithmetic], suspected: int, say: Ca
             row = {"engine": str(kind), "cheat": name, **facts(sample.column)}
             for known, test in ways(means, kind, own=own).items():
                 row[known] = detected(sample, test, REPEATS)
+            row[LATE] = detected(sample, ways(means, kind, own=own)[NOBODY_TRUSTED], REPEATS, honest[kind].part(0, HONEST_FIRST))
             if cheat.mild:
                 for known, test in ways(means, kind, suspects).items():
                     if known in (KNOWN, AMONG):

@@ -3,6 +3,7 @@ files that it reads. Must not know engines, models or what is printed."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -30,6 +31,9 @@ KNOWN, AMONG, UNKNOWN = "kind known", "of a known kind", "kind never measured"
 NOBODY_TRUSTED = "nobody trusted"
 """A run in which nobody is trusted: the node says its kind, and only the auditor measured, its own rounding. It has production's
 own test."""
+
+LATE, HONEST_FIRST = "nobody trusted, late", 100_000
+"""The same of a node of which so many honest tokens were checked before it began to cheat."""
 
 Test = NodeTest | KindsTest
 Suspected = Mapping[str, np.ndarray]
@@ -108,15 +112,17 @@ def facts(column: Column) -> dict[str, float]:
     }  # fmt: skip
 
 
-def detected(sample: Sample, make: Callable[[], Test], repeats: int) -> dict[str, Any]:
+def detected(sample: Sample, make: Callable[[], Test], repeats: int, before: Sample | None = None) -> dict[str, Any]:
     """Tokens until it is caught: median and 90th percentile over repeats that begin at other tokens of the sample; None where all
-    its tokens do not suffice."""
+    its tokens do not suffice. `before`: honest tokens of the node that were checked first, and are not counted."""
     found: list[int | None] = []
-    why = ""
+    why, fresh = "", make()
+    if before is not None:
+        _feed(fresh, before, until_caught=False)
     for repeat in range(repeats):
-        test = make()
+        test = copy.deepcopy(fresh)
         _feed(test, sample.rolled(repeat * sample.column.tokens // repeats), until_caught=True)
-        found.append(test.caught_at or None)
+        found.append(test.caught_at - fresh.tokens if test.caught_at else None)
         why = why or test.verdict().why
         if not test.caught_at and repeat == 0:
             break  # one that lasts through all of them says it for all

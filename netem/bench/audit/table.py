@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from netem.bench.audit.judging import AMONG, KNOWN, NOBODY_TRUSTED, UNKNOWN
+from netem.bench.audit.judging import AMONG, KNOWN, LATE, NOBODY_TRUSTED, UNKNOWN
 
 
 def tables(result: Mapping[str, Any]) -> str:
     """What is printed: honest nodes, then cheats by what is known of a node."""
     out = [_honest(result["honest"])]
     engines = [row["engine"] for row in result["honest"]]
-    for known in (KNOWN, AMONG, UNKNOWN, NOBODY_TRUSTED, f"{KNOWN}, with suspects", f"{AMONG}, with suspects"):
+    for known in (KNOWN, AMONG, UNKNOWN, NOBODY_TRUSTED, LATE, f"{KNOWN}, with suspects", f"{AMONG}, with suspects"):
         rows = [row for row in result["cheats"] if known in row]
         if rows:
             out.append(f"Tokens until caught, median (90th percentile): {known}\n\n{_cheats(rows, engines, known)}")
