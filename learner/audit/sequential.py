@@ -59,6 +59,9 @@ tokens is lost, and this is not. So who begins to cheat late is found about as s
 HANDED_OUT_EVERY = 128
 """Tokens after which some of it is handed out."""
 
+OF_LATE = 128
+"""Tokens that are called the last ones, where an operator is told what speaks against a node that was honest before."""
+
 _ALL_OF_IT = 2.2
 """More than the sum of 1 / ((b + 1) ln(b + 1) ** 2) over b from 1 on (2.11): the money must last for ever."""
 
@@ -123,6 +126,8 @@ class NodeTest:
     """statistic -> log of the money of each stake"""
     _sums: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
     """statistic -> sum of its values, and how many tokens have one"""
+    _late: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
+    """the same of the last tokens: of OF_LATE or some more, and of those that came since"""
     _paces: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
     """suspect -> sum of its differences' amounts, and their number"""
 
@@ -140,9 +145,13 @@ class NodeTest:
         """As `look`; returns `log_evidence` after each of these tokens, for they may be looked at one by one."""
         paths, idle = [np.empty((0, len(distance)))], 0
         for name, values, mean in self._statistics(distance, claimed, recomputed, suspected or {}):
-            sums = self._sums.setdefault(name, np.zeros(2))
+            sums, late = self._sums.setdefault(name, np.zeros(2)), self._late.setdefault(name, np.zeros((2, 2)))
             known = ~np.isnan(values)
-            sums += float(values[known].sum()), float(known.sum())
+            seen = float(values[known].sum()), float(known.sum())
+            sums += seen
+            late[1] += seen
+            if late[1, 1] >= OF_LATE:
+                late[...] = late[1], (0.0, 0.0)
             before = self._wealth.get(name)
             if mean >= 1.0:  # nothing to bet on
                 if before is None:
@@ -193,9 +202,11 @@ class NodeTest:
         most, why, means = 1.0, "", self._means()
         for name, wealth in self._wealth.items():
             if (log_money := float(wealth.max())) > most:
-                total, count = self._sums[name]
-                most = log_money
-                why = f"{_words(name)}: {total / max(count, 1):.3g} in {int(count)} tokens, an honest node has {means[name]:.3g}"
+                (total, count), of_late = self._sums[name], ""
+                if total <= means[name] * count:  # what it was before hides what it is now
+                    (total, count), of_late = self._late[name].sum(axis=0), "last "
+                mean, most = total / max(count, 1), log_money
+                why = f"{_words(name)}: {mean:.3g} in {of_late}{int(count)} tokens, an honest node has {means[name]:.3g}"
         notable = self.log_evidence >= -NOTABLE * math.log(self.false_alarm)
         return Verdict(bool(self.caught_at), self.caught_at or self.tokens, why, notable)
 

@@ -169,6 +169,8 @@ def test_who_begins_to_cheat_late_is_found_about_as_soon() -> None:
                 look(test, rng, 20, far=0.3)
             found.append(test.caught_at - begins)
         assert 0 < np.median(found) <= (40 if not begins else 120), (begins, found)
+        why = test.verdict().why
+        assert ("in last" in why) == (begins == 100_000), why
 
 
 def test_money_is_handed_out_at_its_tokens_and_never_more_than_was_kept_back() -> None:

@@ -15,6 +15,7 @@ from netem.bench.audit.cheats import cheats, likelier
 from netem.bench.audit.in_run import Spent, cost
 from netem.bench.audit.judging import (
     AMONG,
+    ELSEWHERE,
     KNOWN,
     NOBODY_TRUSTED,
     UNKNOWN,
@@ -97,7 +98,7 @@ def test_tokens_are_judged_and_shown() -> None:
     means = calibrate(samples)
     made = ways(means, ROUNDS)
     honest = {"engine": str(ROUNDS), **facts(samples[ROUNDS].column), "other prompts": None, "with suspects": None}
-    assert list(made) == [KNOWN, AMONG, UNKNOWN, NOBODY_TRUSTED]
+    assert list(made) == [KNOWN, AMONG, UNKNOWN, NOBODY_TRUSTED, ELSEWHERE]
     for known in made:
         honest[known] = honest_row(samples[ROUNDS], made[known])
         assert honest[known]["nodes"] == 1 and honest[known]["caught"] == 0 and honest[known]["most_evidence"] >= 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,9 @@ KNOWN, AMONG, UNKNOWN = "kind known", "of a known kind", "kind never measured"
 NOBODY_TRUSTED = "nobody trusted"
 """A run in which nobody is trusted: the node says its kind, and only the auditor measured, its own rounding. It has production's
 own test."""
+
+ELSEWHERE = "nobody trusted, says cuda"
+"""The same of a node that says that it has a GPU, which nobody measured: a node's kind is its own word."""
 
 LATE, HONEST_FIRST = "nobody trusted, late", 100_000
 """The same of a node of which so many honest tokens were checked before it began to cheat."""
@@ -81,6 +85,7 @@ def ways(
         KNOWN: lambda: NodeTest(means[kind], suspects=suspects), AMONG: lambda: KindsTest(every, suspects=suspects),
         UNKNOWN: lambda: NodeTest(widest(means), suspects=suspects),
         NOBODY_TRUSTED: lambda: kind_test(shipped, kind, FALSE_ALARM),
+        ELSEWHERE: lambda: kind_test(shipped, replace(kind, device="cuda"), FALSE_ALARM),
     }  # fmt: skip
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from netem.bench.audit.judging import AMONG, KNOWN, LATE, NOBODY_TRUSTED, UNKNOWN
+from netem.bench.audit.judging import AMONG, ELSEWHERE, KNOWN, LATE, NOBODY_TRUSTED, UNKNOWN
 
 
 def tables(result: Mapping[str, Any]) -> str:
     """What is printed: honest nodes, then cheats by what is known of a node."""
     out = [_honest(result["honest"])]
     engines = [row["engine"] for row in result["honest"]]
-    for known in (KNOWN, AMONG, UNKNOWN, NOBODY_TRUSTED, LATE, f"{KNOWN}, with suspects", f"{AMONG}, with suspects"):
+    for known in (KNOWN, AMONG, UNKNOWN, NOBODY_TRUSTED, ELSEWHERE, LATE, f"{KNOWN}, with suspects", f"{AMONG}, with suspects"):
         rows = [row for row in result["cheats"] if known in row]
         if rows:
             out.append(f"Tokens until caught, median (90th percentile): {known}\n\n{_cheats(rows, engines, known)}")
@@ -29,11 +29,11 @@ def cost_line(result: Mapping[str, Any]) -> str:
 
 def _honest(rows: Sequence[Mapping[str, Any]]) -> str:
     names = ["honest node", "tokens", "nats a token", "exact", "further than 0.005", "off (nats)", "caught"]
-    names += ["most evidence: kind known", "of a known kind", "never measured", "nobody trusted", "with suspects"]
+    names += ["most evidence: kind known", "of a known kind", "never measured", "nobody trusted", "says cuda", "with suspects"]
     names += ["strange prompts"]
     lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
     for row in rows:
-        ways = [row[way] for way in (KNOWN, AMONG, UNKNOWN, NOBODY_TRUSTED, "with suspects", "other prompts")]
+        ways = [row[way] for way in (KNOWN, AMONG, UNKNOWN, NOBODY_TRUSTED, ELSEWHERE, "with suspects", "other prompts")]
         caught = sum(way["caught"] for way in ways if way)
         most = [f"{way['most_evidence']:.3g}" if way else "-" for way in ways]
         shares = f"{row['nats']:.2f} | {row['exact']:.5f} | {row['near']:.2g} | {row['off']:.2g}"
