@@ -26,6 +26,6 @@ class AuditSection(Section):
     calibration: str = ""
     """File of what honest nodes' deviations are, by engine, type and device, as an earlier run wrote it
     (audit-calibration.json in its directory). Kinds that it names are not measured anew. "" goes on with what this run measured
-    before, and measures on trusted nodes, if there are any."""
+    before, and measures on trusted nodes, and in bfloat16 itself."""
     false_alarm: float = Field(default=FALSE_ALARM, gt=0, le=0.01)
     """Chance that an honest node is ever called wrong in a run, however long that is."""
