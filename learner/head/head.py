@@ -45,6 +45,7 @@ from learner.rollouts.taking_back import take_back
 from p2p.channel.port import Network
 from p2p.complaints import MAX_LINE, complain
 from p2p.errors import Refusal
+from p2p.freed_memory import give_back_now_and_then
 from p2p.identity import Identity
 from p2p.membership.links import MAX_REASON, Link
 from p2p.protocol.generation import NodeStatus, Rejected, Tokens
@@ -159,6 +160,7 @@ class Head(SwarmOwner):
             nursery.start_soon(self.evaluations.runner.run)
             nursery.start_soon(self.samples.run)
             nursery.start_soon(self._tick)
+            nursery.start_soon(give_back_now_and_then)
             nursery.start_soon(self._until_faulted)
             if self.audits is not None:
                 nursery.start_soon(self.audits.run)

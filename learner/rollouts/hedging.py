@@ -29,7 +29,8 @@ def to_hedge(
     ledger: Ledger, collector: Collector, credible: Callable[[str], bool], behind: Callable[[str, str, int], float]
 ) -> list[Hedge]:
     """Of the groups that can fill the current step, as many as it lacks, those first of which least is to be taken: what
-    strangers hold of them, and what is `behind` (node, request id, its tokens: seconds, 0 for not) at others."""
+    strangers hold of them, and what is `behind` (node, request id, its tokens: seconds, 0 for not) at others. Then of the other
+    groups what is behind: those that are needed may be given to the next node that is silent, one after the other."""
     held: dict[int, list[Hedge]] = {}
     for group_id in ledger.blockers():
         group = collector.books.groups.get(group_id)
@@ -43,4 +44,6 @@ def to_hedge(
             if late or not credible(m.node)
         ]
     ranked = sorted(held, key=lambda group_id: len(held[group_id]))
-    return [hedge for group_id in ledger.fillers(ranked) for hedge in held[group_id]]
+    needed = ledger.fillers(ranked)
+    behind_elsewhere = (h for group_id in ranked if group_id not in needed for h in held[group_id] if h.behind_s)
+    return [*(hedge for group_id in needed for hedge in held[group_id]), *behind_elsewhere]
