@@ -204,6 +204,11 @@ class Calibration:
         """Whether tokens of trusted nodes of this kind would tell more."""
         return kind not in self.given and self._tokens.get(kind, 0) < PLENTY
 
+    def stands(self, kind: NodeArithmetic) -> bool:
+        """Whether there are bounds for this very kind that no measurement in bfloat16 would move: given, measured with ENOUGH
+        tokens in this life, or those that are shipped for float32."""
+        return kind in self.given or self.tokens(kind) >= ENOUGH or (kind in SHIPPED and kind.dtype != "bfloat16")
+
     def tokens(self, kind: NodeArithmetic) -> int:
         """Of this kind, that were added."""
         return self._tokens.get(kind, 0)

@@ -244,15 +244,16 @@ class AuditPlan:
     def own(self, found: Deviations) -> bool:
         """What the auditor itself would have come to as a node of the kind `own_kind`. Whether it is measured with these."""
         wanted = self.calibration.wants_own(self.own_kind)
-        self.counts["own"] += len(found.distance)
-        self.calibration.add(self.own_kind, found.distance, found.claimed, found.recomputed)
+        finite = np.isfinite(found.claimed) & np.isfinite(found.recomputed)  # others say nothing of how it is computed
+        self.counts["own"] += int(finite.sum())
+        self.calibration.add(self.own_kind, *(column[finite] for column in found))
         return wanted > 0 and not self.calibration.wants_own(self.own_kind)
 
     def wants_own(self, checks: Sequence[Check]) -> int:
         """Tokens of its own that the auditor is asked for with these completions: none where what their nodes are held to does
         not rest on them."""
         kinds = {kind for check in checks for kind in check.kinds}
-        rest_on_it = any(kind == self.own_kind or kind not in self.calibration.means for kind in kinds)
+        rest_on_it = not all(map(self.calibration.stands, kinds))
         return min(OWN_AT_ONCE, self.calibration.wants_own(self.own_kind)) if rest_on_it else 0
 
     def tests(self, node: str) -> list[NodeTest]:

@@ -3,7 +3,8 @@
 A run in which nobody is trusted has no honest node to measure. But the auditor has the weights: it computes some places of
 completions in bfloat16 as well, as a node of transformers would have, and what that gives is judged in float32 like a node's
 claim. The places are such as nobody could choose: the head gives prompt and seed, so a completion that is as the seed draws it
-is the same whoever sends it. Where it first is not, a node may have led it to places that suit it, and nothing behind counts.
+is the same whoever sends it, but for rounding. Where it first is not, a node may have led it to places that suit it, and nothing
+behind counts.
 
 Must not know nodes, versions or what follows.
 """
@@ -21,6 +22,7 @@ from torch import nn
 
 from learner.audit.claims import Claim
 from learner.audit.scorer import Scored, draw, score
+from learner.audit.sequential import NEAR
 
 MOST_OF_PROMPT = 256
 """Places of one prompt's completions that are looked at in one call: rounding differs from prompt to prompt."""
@@ -41,10 +43,11 @@ def measure_bfloat16(
 
 
 def as_drawn(scored: Scored) -> int:
-    """Of a completion's first tokens, how many are as the seed draws them: up to rounding, which moves an interval's edge. A
-    token that is further from its draw than it is likely may have been picked from many: beyond it nothing counts."""
+    """Of a completion's first tokens, how many are as the seed draws them: up to rounding, which moves an interval's edge by less
+    than NEAR. A token that is further from its draw than that, or than it is likely, may have been picked from many: beyond it
+    nothing counts."""
     with np.errstate(over="ignore"):
-        odd = ~(scored.distance <= np.exp(scored.recomputed))
+        odd = ~(scored.distance <= np.minimum(np.exp(scored.recomputed), NEAR))
     return int(odd.argmax()) if odd.any() else len(odd)
 
 

@@ -128,6 +128,8 @@ class NodeTest:
     """statistic -> sum of its values, and how many tokens have one"""
     _late: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
     """the same of the last tokens: of OF_LATE or some more, and of those that came since"""
+    _why: str = field(default="", init=False, repr=False)
+    """it was caught"""
     _paces: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
     """suspect -> sum of its differences' amounts, and their number"""
 
@@ -143,8 +145,21 @@ class NodeTest:
         self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, suspected: Mapping[str, np.ndarray] | None = None
     ) -> np.ndarray:
         """As `look`; returns `log_evidence` after each of these tokens, for they may be looked at one by one."""
+        suspected, path, first = suspected or {}, [np.empty(0)], 0
+        while first < len(distance):  # up to where money is handed out, or to the end
+            part = slice(first, first + HANDED_OUT_EVERY - self.tokens % HANDED_OUT_EVERY)
+            under = {name: values[part] for name, values in suspected.items()}
+            path.append(self._path_of_block(distance[part], claimed[part], recomputed[part], under))
+            first = part.stop
+        return np.concatenate(path)
+
+    def _path_of_block(
+        self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, suspected: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
         paths, idle = [np.empty((0, len(distance)))], 0
-        for name, values, mean in self._statistics(distance, claimed, recomputed, suspected or {}):
+        block, done = divmod(self.tokens, HANDED_OUT_EVERY)
+        handed_out = _handed_out(block) if block and not done else -math.inf
+        for name, values, mean in self._statistics(distance, claimed, recomputed, suspected):
             sums, late = self._sums.setdefault(name, np.zeros(2)), self._late.setdefault(name, np.zeros((2, 2)))
             known = ~np.isnan(values)
             seen = float(values[known].sum()), float(known.sum())
@@ -164,30 +179,20 @@ class NodeTest:
                 before = np.full(len(STAKES), math.log(1 - KEPT_BACK) if again else 0.0)
             stakes = np.array(STAKES)[:, None] / mean
             gains = np.log1p(np.clip(stakes * np.where(known, values - mean, 0.0)[None, :], -1 + 1e-12, None))
-            paths.append(self._staked(before, gains, again))
-            self._wealth[name] = paths[-1][:, -1] if gains.shape[1] else before
+            if again:
+                before = np.logaddexp(before, handed_out)
+            paths.append(before[:, None] + gains.cumsum(axis=1))
+            self._wealth[name] = paths[-1][:, -1]
         path = _log_mean(np.concatenate(paths), idle)
-        if len(path):
-            self.most_evidence = max(self.most_evidence, float(path.max()))
-            over = path >= -math.log(self.false_alarm)
-            if not self.caught_at and over.any():
-                self.caught_at = self.tokens + int(over.argmax()) + 1
+        self.most_evidence = max(self.most_evidence, float(path.max()))
+        over = path >= -math.log(self.false_alarm)
+        newly = not self.caught_at and bool(over.any())
+        if newly:
+            self.caught_at = self.tokens + int(over.argmax()) + 1
         self.tokens += len(path)
+        if newly:  # what comes behind must not hide it
+            self._why = self._why_now()
         return path
-
-    def _staked(self, before: np.ndarray, gains: np.ndarray, again: bool) -> np.ndarray:
-        """Log of the money of each stake after each of the next tokens, whose `gains` are [stakes, tokens] in log."""
-        if not again:
-            return before[:, None] + gains.cumsum(axis=1)
-        parts, first = [np.empty((len(STAKES), 0))], 0
-        while first < gains.shape[1]:
-            block, done = divmod(self.tokens + first, HANDED_OUT_EVERY)
-            if block and not done:
-                before = np.logaddexp(before, math.log(KEPT_BACK / _ALL_OF_IT / (block + 1)) - 2 * math.log(math.log(block + 1)))
-            stop = min(gains.shape[1], first + HANDED_OUT_EVERY - done)
-            parts.append(before[:, None] + gains[:, first:stop].cumsum(axis=1))
-            before, first = parts[-1][:, -1], stop
-        return np.concatenate(parts, axis=1)
 
     @property
     def log_evidence(self) -> float:
@@ -198,7 +203,12 @@ class NodeTest:
         return float(_log_mean(every[:, None], idle)[0])
 
     def verdict(self) -> Verdict:
-        """By what was seen so far."""
+        """By what was seen so far; of one that was caught, by what was seen until then."""
+        notable = self.log_evidence >= -NOTABLE * math.log(self.false_alarm)
+        why = self._why if self.caught_at else self._why_now()
+        return Verdict(bool(self.caught_at), self.caught_at or self.tokens, why, notable)
+
+    def _why_now(self) -> str:
         most, why, means = 1.0, "", self._means()
         for name, wealth in self._wealth.items():
             if (log_money := float(wealth.max())) > most:
@@ -207,8 +217,7 @@ class NodeTest:
                     (total, count), of_late = self._late[name].sum(axis=0), "last "
                 mean, most = total / max(count, 1), log_money
                 why = f"{_words(name)}: {mean:.3g} in {of_late}{int(count)} tokens, an honest node has {means[name]:.3g}"
-        notable = self.log_evidence >= -NOTABLE * math.log(self.false_alarm)
-        return Verdict(bool(self.caught_at), self.caught_at or self.tokens, why, notable)
+        return why
 
     def _means(self) -> dict[str, float]:
         h = self.honest
@@ -254,6 +263,11 @@ class NodeTest:
             pace = before[0] / before[1]  # not a number for the very first: it is no bet
             toward = np.clip(logits / (2 * self.honest.level), -1, 1) * np.clip(others / (2 * pace), -1, 1)
         return (1 + toward) / 2
+
+
+def _handed_out(block: int) -> float:
+    """Log of the money that each bet is handed at the beginning of this block of tokens; the first one is 0, and has its own."""
+    return math.log(KEPT_BACK / _ALL_OF_IT / (block + 1)) - 2 * math.log(math.log(block + 1))
 
 
 def _log_mean(logs: np.ndarray, idle: int) -> np.ndarray:

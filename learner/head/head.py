@@ -28,6 +28,7 @@ from learner.economy.local_rollout import LocalRollout
 from learner.evaluation.problems import Evaluation
 from learner.head.audits import Audits
 from learner.head.evaluating import HeadEvaluations
+from learner.head.freed_memory import give_back_now_and_then
 from learner.head.latest import MAX_GONE, MAX_REPORTS, MAX_ROWS, KeptTally, Latest
 from learner.head.local_engine import LocalEngine
 from learner.head.node_state import MAX_BYTES, NodeState, back_off
@@ -45,7 +46,6 @@ from learner.rollouts.taking_back import take_back
 from p2p.channel.port import Network
 from p2p.complaints import MAX_LINE, complain
 from p2p.errors import Refusal
-from p2p.freed_memory import give_back_now_and_then
 from p2p.identity import Identity
 from p2p.membership.links import MAX_REASON, Link
 from p2p.protocol.generation import NodeStatus, Rejected, Tokens

@@ -63,8 +63,6 @@ class Trust(NodeConduct, PeerConduct):
         """which one was last, and why; and tokens of all of them that the trainer has"""
         self.trained: Counter[str] = Counter()
         """tokens of each node that the trainer was handed, in this life of the learner; of nodes that are gone, the last ones"""
-        self._heard: frozenset[str] | None = None
-        """since many nodes were silent: those from which something came; None: that never was so"""
         self._credible_here = False
         """whether a proven node that takes work and is not on trial again was there at the last look"""
         self._apart_until = float("-inf")
@@ -170,13 +168,7 @@ class Trust(NodeConduct, PeerConduct):
         return not self._credible_here and record.delivered > 0 and not record.doubts
 
     def doubted(self, peer: str) -> bool:
-        return self._silent(peer) or self.standing.doubted(peer, self._wall())
-
-    def _silent(self, peer: str) -> bool:
-        return self._heard is not None and peer not in self._heard and not self.standing.trusts(peer)
-
-    def only_these_are_heard(self, peers: frozenset[str]) -> None:
-        self._heard = peers
+        return self.standing.doubted(peer, self._wall())
 
     def proven_here(self) -> frozenset[str]:
         """The proven nodes that have a link."""
@@ -185,15 +177,15 @@ class Trust(NodeConduct, PeerConduct):
     def limits(self, load: Callable[[str], int], able: Callable[[NodeState], bool]) -> dict[str, int]:
         """Most sequences of each node that may not hold as many as it can."""
         now, proven = self._wall(), [p for p, node in self._nodes.items() if self.standing.proven(p) and able(node)]
-        self._credible_here = not all(map(self.doubted, proven))
+        self._credible_here = not all(self.standing.doubted(peer, now) for peer in proven)
         if proven:
             self._apart_until = now + APART_S
         elif not any(map(self.standing.proven, self._nodes)):
             self._apart_until = float("-inf")
         spare = int(now >= self._spare_at)
         self._spare_at = now + SPARE_S if spare else self._spare_at
-        held = [NodeHolding(p, n.capacity, load(p), able(n), silent=self._silent(p)) for p, n in self._nodes.items()]
-        return limits(self.standing, held, self._made, spare, now)
+        held = [NodeHolding(p, node.capacity, load(p), able(node)) for p, node in self._nodes.items()]
+        return limits(self.standing, held, self._made, spare, self._wall())
 
     def describe(self, peer: str) -> dict[str, Any]:
         """Its part of a node's row: its standing in a word, and what it may hold."""

@@ -21,7 +21,7 @@ from learner.rollouts.silences import HELD_UP_S, SilenceWatch
 from learner.rollouts.stalls import Stall, StallWatch
 from learner.standing.port import NodeConduct
 from p2p.errors import Refusal
-from p2p.forgetting import forget_oldest
+from p2p.forgetting import forget_oldest, renewed
 from p2p.protocol.generation import Interrupt
 
 PATIENCE_S = (5.0, 30.0)
@@ -68,8 +68,6 @@ class Rescue:
         """when that was done last"""
         self._asked: dict[tuple[str, str], float] = {}
         """(node, request id) -> when it was asked back"""
-        self._heard_since: float | None = None
-        """from when on something must have come from a node, since many held the trainer up"""
         self._waits: float | None = None
         """since when the trainer waits for what is under way"""
         self.ended: Counter[str] = Counter()
@@ -102,7 +100,6 @@ class Rescue:
         if now - self._looked < LATE_LOOK_S:
             self._move_silent(beside, now, nodes)
         self._looked = now
-        self._see_who_is_heard(now, nodes)
         stalls += self._unanswered(now, {stall.node for stall in stalls})
         for stall in stalls:
             self._report(stall.node, Refusal(f"{stall.reason}: {len(stall.request_ids)} sequences go elsewhere"))
@@ -114,6 +111,7 @@ class Rescue:
         """So many tokens came from it."""
         if tokens:
             self._moved[peer] = now
+            renewed(self._moved, peer)
 
     def _move_silent(
         self, held: Mapping[str, Mapping[str, int]], now: float, nodes: Callable[[], Iterable[NodeView]]
@@ -192,20 +190,6 @@ class Rescue:
                 )  # fmt: skip
         for node, why in doubted.items():
             self._conduct.doubt(node, why)
-        self._see_who_is_heard(now, lambda: views)
-
-    def _see_who_is_heard(self, now: float, nodes: Callable[[], Iterable[NodeView]]) -> None:
-        """Once many hold the trainer up, what is taken from them shall not go to the next one that is silent: a node is heard
-        again when something comes from it."""
-        hurried = self._silences.hurried(now)
-        if hurried:  # where all stand still, those who went on until then are none of the silent ones
-            self._heard_since = max(self._moved.values(), default=now) - HELD_UP_S
-        if self._heard_since is None:
-            return
-        heard = {peer for peer, at in self._moved.items() if at >= self._heard_since}
-        if hurried:  # who holds something must go on with it
-            heard -= {n.peer for n in nodes() if n.load and now - self._moved.get(n.peer, 0.0) >= HELD_UP_S}
-        self._conduct.only_these_are_heard(frozenset(heard))
 
     def ended_at(self, peer: str, request_id: str, gave_up: Iterable[str], now: float) -> None:
         """A sequence, or a turn of it, ended as asked at `peer`: to its credit, and not to that of nodes that had given it up."""

@@ -81,15 +81,12 @@ class SilenceWatch:
         """What was behind at this node was taken from it."""
         self._held_up = {n: at for n, at in self._held_up.items() if now - at < MANY_S} | {node: now}
 
-    def hurried(self, now: float) -> bool:
-        """Whether many nodes held the trainer up of late."""
-        return sum(now - at < MANY_S for at in self._held_up.values()) >= MANY
-
     def behind(self, node: str, request_id: str, tokens: int, now: float, *, least: float) -> float:
         """Seconds for which a sequence that has so many tokens made no progress, if that is longer than usual; else 0."""
         seen = self._seen[node, request_id] = _progress(self._seen.get((node, request_id)), tokens, now, least)
         silent = now - seen.at
-        allowed = (HURRY if self.hurried(now) else 1.0) * (HELD_UP_S if seen.begun else BEGIN_S) + USUALS * self.usual_s
+        hurry = sum(now - at < MANY_S for at in self._held_up.values()) >= MANY
+        allowed = (HURRY if hurry else 1.0) * (HELD_UP_S if seen.begun else BEGIN_S) + USUALS * self.usual_s
         return silent if silent > allowed else 0.0
 
 

@@ -21,10 +21,6 @@ class NodeConduct(Protocol):
     def doubted(self, peer: str) -> bool:
         """Whether it is on trial again since it was doubted lately."""
 
-    def only_these_are_heard(self, peers: frozenset[str]) -> None:
-        """Many held the trainer up by silence, and from these something came since: all others are on trial. Before it is told
-        the first time, nobody is for this reason."""
-
 
 class NobodyDoubted(NodeConduct):
     """Every node's word counts, and nothing is kept."""
@@ -40,6 +36,3 @@ class NobodyDoubted(NodeConduct):
 
     def doubted(self, peer: str) -> bool:
         return False
-
-    def only_these_are_heard(self, peers: frozenset[str]) -> None:
-        pass

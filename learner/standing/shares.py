@@ -26,8 +26,6 @@ class NodeHolding(NamedTuple):
     """sequences with it"""
     able: bool = True
     """it can be given work now"""
-    silent: bool = False
-    """nothing comes from it, and many nodes are so: it is on trial until something does"""
 
 
 @dataclass
@@ -52,11 +50,11 @@ def limits(
 ) -> dict[str, int]:
     """Most sequences of each node that may not hold as many as it can; the others are not in it.
 
-    Those that delivered nothing, those that are silent, and those that were doubted lately (`now` is Unix seconds; where they are
-    the lesser part, or have ended nothing since) hold together at most `unproven_share` of all that is held once somebody has
-    delivered, FIRST at least. While a proven node is able to work and the unproven made more than that share of what ended of
-    late, they get `spare` sequences together. What is free goes to those first that were never expelled, then to those least
-    doubted, then to those that delivered most: who is about to be proven is not kept from it by crowds. """
+    Those that delivered nothing, and those that were doubted lately (`now` is Unix seconds; where they are the lesser part, or
+    have ended nothing since), hold together at most `unproven_share` of all that is held once somebody has delivered, FIRST at
+    least. While a proven node is able to work and the unproven made more than that share of what ended of late, they get `spare`
+    sequences together. What is free goes to those first that were never expelled, then to those least doubted, then to those
+    that delivered most: who is about to be proven is not kept from it by crowds. """
     out: dict[str, int] = {}
     strangers: list[NodeHolding] = []
     unproven: list[NodeHolding] = []
@@ -71,9 +69,7 @@ def limits(
             proven_able |= node.able
         else:
             unproven.append(node)
-        if node.silent:
-            strangers.append(node)
-        elif standing.delivered(node.peer) and not standing.doubted(node.peer, now):
+        if standing.delivered(node.peer) and not standing.doubted(node.peer, now):
             places += may if node.able else 0
         elif standing.delivered(node.peer) and not standing.of(node.peer).doubts:
             again.append(node)

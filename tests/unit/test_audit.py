@@ -189,3 +189,11 @@ def test_money_is_handed_out_at_its_tokens_and_never_more_than_was_kept_back() -
     handed_out = sum(KEPT_BACK / 2.2 / ((b + 1) * math.log(b + 1) ** 2) for b in range(1, 10**6))
     assert 0.9 * KEPT_BACK < handed_out + KEPT_BACK / 2.2 / math.log(10**6) < KEPT_BACK
     assert path.max() <= 1e-9, "who is just at the bounds gains nothing"
+
+
+def test_what_it_was_caught_by_is_not_hidden_by_what_comes_behind() -> None:
+    rng, test = np.random.default_rng(4), NodeTest(HONEST)
+    distance = np.where(np.arange(6_150) < 150, np.where(rng.random(6_150) < 0.3, 0.5, 0.0), 0.0)
+    recomputed = -rng.exponential(0.5, 6_150)
+    verdict = test.look(distance, recomputed, recomputed)
+    assert verdict.caught and verdict.tokens < 150 and "further than" in verdict.why and "in 128 tokens" in verdict.why

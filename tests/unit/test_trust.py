@@ -88,18 +88,3 @@ def test_strangers_pass_nothing_on_while_a_proven_node_is_there_though_it_takes_
     assert not passes_on(able=True)
     del nodes[PEER]
     assert passes_on(able=True), "it left"
-
-
-def test_while_many_are_silent_who_is_not_heard_is_on_trial_until_it_is() -> None:
-    nodes: Any = {peer: SimpleNamespace(capacity=40) for peer in ("heard", "silent", "mine")}
-    rules = StandingRules(proven_tokens=10, trusted=frozenset({"mine"}))
-    made = Trust(rules, nodes, wall=lambda: 1000.0, expel=lambda *told: None)
-    for peer in ("heard", "silent"):
-        made.ended(peer, 100_000)
-    assert made.credible("heard") and made.credible("silent"), "nothing was told"
-    made.only_these_are_heard(frozenset({"heard"}))
-    held = made.limits(lambda peer: 2, lambda node: True)
-    assert held == {"silent": 26}, "a quarter of what is held, beside 80 places of the others"
-    assert made.credible("heard") and not made.credible("silent") and made.doubted("silent") and made.credible("mine")
-    made.only_these_are_heard(frozenset({"heard", "silent"}))
-    assert made.credible("silent") and not made.standing.of("silent").doubted, "it was never a doubt"
