@@ -4,9 +4,9 @@ Each test bets that the mean of a statistic in [0, 1] is above what honest nodes
 on each token, at odds that are fair while the mean is at most `mean`, cannot grow rich in the long run: his money is a
 supermartingale, so the chance that it ever reaches 1 / a is at most a (Ville's inequality; Waudby-Smith and Ramdas, "Estimating
 means of bounded random variables by betting", arXiv 2010.09686). The stakes are a mixture of a few, so that gross and mild
-deviations are both found soon. The statistics' mixture is a bet as well, so there is one chance for all of them. Half of the
-money is handed out bit by bit as tokens come (as in the e-detectors of Shin, Ramdas and Rinaldo, arXiv 2203.03532, but from money
-that was there at the beginning, so that the chance of ever being wrong stays bounded): who begins to cheat late is found as well.
+deviations are both found soon. The statistics' mixture is a bet as well, so there is one chance for all of them. Some bets are
+given their money bit by bit as tokens come (as in the e-detectors of Shin, Ramdas and Rinaldo, arXiv 2203.03532, but no more than
+one has in all, so that the chance of ever being wrong stays bounded): who begins to cheat late is found as well.
 
 Must not know what a token is, or what follows from a verdict.
 """
@@ -48,16 +48,16 @@ whatever its logit does. So the noise of a kind of node is about the same for pr
 LEAST_DOUBT = 0.05
 """Tokens of a probability above one less this say nothing about noise."""
 
-ONCE = ("noise", "quiet", "toward")
-"""Statistics that nothing is kept back for: an honest node rounds more or less than usual, or agrees by chance with other
-weights, for all answers to one prompt. Bounds on the others leave room for that (`PROMPT_MARGIN` in `calibration`)."""
-
-KEPT_BACK = 0.5
-"""Share of a bet's money that is not staked at the beginning, but handed out as tokens come: what was staked on a node's honest
-tokens is lost, and this is not. So who begins to cheat late is found about as soon as who cheats from the beginning."""
+LATE, LATE_MARGIN = "late ", 3.0
+"""Bets on what begins late: their money is not there at the beginning, but handed out bit by bit as tokens come, so that what was
+staked on a node's honest tokens does not count. Fresh money finds each stretch that is out of the ordinary, and an honest node's
+are so for all answers to one prompt, by up to twice the bounds (bench/audit.md): such bets have bounds so many times as wide."""
 
 HANDED_OUT_EVERY = 128
 """Tokens after which some of it is handed out."""
+
+NEVER_LATE = ("quiet", "toward")
+"""Statistics without such a bet: what an honest node's rounding lacks, and agrees with, by chance, goes by prompt alone."""
 
 OF_LATE = 128
 """Tokens that are called the last ones, where an operator is told what speaks against a node that was honest before."""
@@ -174,12 +174,12 @@ class NodeTest:
                 else:
                     paths.append(np.broadcast_to(before[:, None], (len(STAKES), len(values))))
                 continue
-            again = not name.startswith(ONCE)
+            late_bet = name.startswith(LATE)
             if before is None:
-                before = np.full(len(STAKES), math.log(1 - KEPT_BACK) if again else 0.0)
+                before = np.full(len(STAKES), -math.inf if late_bet else 0.0)
             stakes = np.array(STAKES)[:, None] / mean
             gains = np.log1p(np.clip(stakes * np.where(known, values - mean, 0.0)[None, :], -1 + 1e-12, None))
-            if again:
+            if late_bet:
                 before = np.logaddexp(before, handed_out)
             paths.append(before[:, None] + gains.cumsum(axis=1))
             self._wealth[name] = paths[-1][:, -1]
@@ -213,7 +213,7 @@ class NodeTest:
         for name, wealth in self._wealth.items():
             if (log_money := float(wealth.max())) > most:
                 (total, count), of_late = self._sums[name], ""
-                if total <= means[name] * count:  # what it was before hides what it is now
+                if name.startswith(LATE):  # what it was before hides what it is now
                     (total, count), of_late = self._late[name].sum(axis=0), "last "
                 mean, most = total / max(count, 1), log_money
                 why = f"{_words(name)}: {mean:.3g} in {of_late}{int(count)} tokens, an honest node has {means[name]:.3g}"
@@ -225,7 +225,10 @@ class NodeTest:
         means = {"far": h.far, "near": h.near, "off": h.off / LOGPROB_SCALE, "above": 0.5 + shift, "below": 0.5 + shift}
         means |= {f"noise {scale:g}": mean for scale, mean in zip(NOISE_SCALES, h.noise, strict=True)}
         means |= {f"quiet {scale:g}": mean for scale, mean in zip(NOISE_SCALES, h.quiet, strict=True)}
-        return means | {f"toward {name}": (1 + h.toward) / 2 for name in self.suspects}
+        wide = LATE_MARGIN * shift
+        late = {f"{LATE}{name}": 0.5 + wide if name in ("above", "below") else min(1.0, LATE_MARGIN * mean)
+                for name, mean in means.items() if not name.startswith(NEVER_LATE)}  # fmt: skip
+        return means | late | {f"toward {name}": (1 + h.toward) / 2 for name in self.suspects}
 
     def _statistics(
         self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, suspected: Mapping[str, np.ndarray]
@@ -247,7 +250,7 @@ class NodeTest:
         for name in self.suspects:
             values[f"toward {name}"] = self.toward(name, claimed, recomputed, suspected.get(name))
         means = self._means()
-        return [(name, values[name], means[name]) for name in values]
+        return [(name, values[name.removeprefix(LATE)], mean) for name, mean in means.items()]
 
     def toward(self, name: str, claimed: np.ndarray, recomputed: np.ndarray, suspected: np.ndarray | None) -> np.ndarray:
         """The product of differences with those of the suspect `name`, moved to [0, 1]: 0.5 is none. nan: there is no bet."""
@@ -266,8 +269,8 @@ class NodeTest:
 
 
 def _handed_out(block: int) -> float:
-    """Log of the money that each bet is handed at the beginning of this block of tokens; the first one is 0, and has its own."""
-    return math.log(KEPT_BACK / _ALL_OF_IT / (block + 1)) - 2 * math.log(math.log(block + 1))
+    """Log of the money that each late bet is handed at the beginning of this block of tokens, from the second one (1) on."""
+    return -math.log(_ALL_OF_IT * (block + 1)) - 2 * math.log(math.log(block + 1))
 
 
 def _log_mean(logs: np.ndarray, idle: int) -> np.ndarray:
@@ -332,7 +335,7 @@ class KindsTest:
 
 def _words(name: str) -> str:
     """A statistic, for people."""
-    what, _, of = name.partition(" ")
+    what, _, of = name.removeprefix(LATE).partition(" ")
     return WORDS[what].format(of)
 
 

@@ -1,5 +1,5 @@
-"""Proven nodes that turn and withhold, beside honest ones that are slow and say nothing before a sequence ends: what is done about
-the former must not stop the latter. A rule against sixty silent ones did, for good (docs/design/standing.md)."""
+"""Proven nodes that turn and withhold, beside honest ones that are slow and say nothing before a sequence ends: what is done
+about the former must not stop the latter. A rule against sixty silent ones did, for good (docs/design/standing.md)."""
 
 from __future__ import annotations
 

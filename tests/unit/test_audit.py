@@ -13,7 +13,7 @@ from learner.audit import scorer
 from learner.audit.calibration import NodeArithmetic, from_json, measure, to_json, widest
 from learner.audit.choosing import chosen
 from learner.audit.scorer import Claim, score
-from learner.audit.sequential import KEPT_BACK, HonestMeans, NodeTest
+from learner.audit.sequential import HonestMeans, NodeTest
 from learner.audit.statistic import distances
 from node.engine.sampling import SamplingParams, sample
 from p2p.errors import UsageError
@@ -170,7 +170,7 @@ def test_who_begins_to_cheat_late_is_found_about_as_soon() -> None:
             found.append(test.caught_at - begins)
         assert 0 < np.median(found) <= (40 if not begins else 120), (begins, found)
         why = test.verdict().why
-        assert ("in last" in why) == (begins == 100_000), why
+        assert ("in last" in why) == (begins > 0), why
 
 
 def test_money_is_handed_out_at_its_tokens_and_never_more_than_was_kept_back() -> None:
@@ -186,8 +186,8 @@ def test_money_is_handed_out_at_its_tokens_and_never_more_than_was_kept_back() -
         pieces.append(parts.log_path(np.zeros(len(some)), some - 1.0, np.full(len(some), -1.0)))
         first = stop
     np.testing.assert_allclose(np.concatenate(pieces), path, atol=1e-9)
-    handed_out = sum(KEPT_BACK / 2.2 / ((b + 1) * math.log(b + 1) ** 2) for b in range(1, 10**6))
-    assert 0.9 * KEPT_BACK < handed_out + KEPT_BACK / 2.2 / math.log(10**6) < KEPT_BACK
+    handed_out = sum(1 / 2.2 / ((b + 1) * math.log(b + 1) ** 2) for b in range(1, 10**6))
+    assert 0.9 < handed_out + 1 / 2.2 / math.log(10**6) < 1
     assert path.max() <= 1e-9, "who is just at the bounds gains nothing"
 
 
