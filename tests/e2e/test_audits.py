@@ -29,7 +29,7 @@ STEPS = 80 if NIGHTLY else 50
 
 
 def start(shoal: Children, folder: Path, model: Path, steps: int, cheat: str, *flags: str) -> Path:
-    """A learner to whom both nodes are strangers, an honest node and one that cheats."""
+    """A learner to whom both nodes are strangers: an honest node that computes in bfloat16, and one that cheats."""
     run_dir, config = folder / "run", folder / "learner.toml"
     settings = RECIPES["reverse"].config(run_dir, model, steps, 0)
     settings["standing"] = {"trusted": []}
@@ -41,7 +41,7 @@ def start(shoal: Children, folder: Path, model: Path, steps: int, cheat: str, *f
         return ["--join", str(run_dir / "ticket.txt"), "--dir", str(folder / name), "--name", name, "--capacity", "64",
                 "--listen", "/ip4/127.0.0.1/tcp/0", "--json"]  # fmt: skip
 
-    shoal.start("honest", "node", *options("honest"))
+    shoal.start("honest", "node", *options("honest"), "--dtype", "bfloat16")
     shoal.start("cheat", cheat, *options("cheat"), module="tests.support.cheating_node")
     until("status", (run_dir / "status.json").exists, shoal)
     return run_dir
@@ -66,7 +66,9 @@ def test_a_cheat_is_caught_and_the_run_goes_on_without_it_and_without_its_audito
     assert nodes["honest"]["alive"] and nodes["honest"]["expelled"] == 0 and nodes["honest"]["standing"] == "proven"
     assert not nodes["cheat"]["alive"] and "audits: " in nodes["cheat"]["reason"], nodes["cheat"]
     caught, audits = result["caught"], result["audits"]
-    tokens = re.findall(r"shoal.head: node .* is expelled: audits: .* in (\d+) tokens, an honest", shoal.said("learner"))
+    assert "the auditor has measured what bfloat16 does to this model" in shoal.said("learner")
+    assert audits["calibration"]["transformers/bfloat16/cpu"] < 0.12, "what is shipped for want of a measurement"
+    tokens = re.findall(r"shoal.head: node .* is expelled: audits: .* in (?:last )?(\d+) tokens, an honest", shoal.said("learner"))
     assert int(tokens[0]) <= FOUND_WITHIN, "when it was found first: its test goes on, and counts on, when it comes again"
     assert audits["caught"] == 1 and caught["last"].startswith("cheat (")
     assert caught["nodes"] == nodes["cheat"]["expelled"] >= 1, "it may have come back meanwhile, and was caught again"
