@@ -38,11 +38,7 @@ async def test_slow_nodes_go_on(tmp_path: Path, autojump_clock, count: int) -> N
         for node in honest:
             standing.ended(node.peer, 100)
         alone = await run.pace(MEASURED_S)
-        for _ in range(count):
-            node = await run.join(turned)
-            standing.ended(node.peer, 100)
-            nursery.start_soon(run.keep_coming, node, turned)
-        await trio.sleep(5)
+        await turned.join(run, nursery, count)
         turned.on = True
         await trio.sleep(2 * BEGUN_S)
         under_attack = await run.pace(MEASURED_S)

@@ -183,6 +183,14 @@ class Turned:
         self.honest_each, self.first, self.on = honest_each, first, on
         self.asked: Counter[str] = Counter()
 
+    async def join(self, run: Run, nursery: trio.Nursery, count: int) -> None:
+        """So many, who have worked for their standing."""
+        for _ in range(count):
+            node = await run.join(self)
+            run.bench.head.trust.standing.ended(node.peer, 100)
+            nursery.start_soon(run.keep_coming, node, self)
+        await trio.sleep(5)
+
     async def __call__(self, node: Node, request: GenerateRequest) -> None:
         number = self.asked[node.peer]
         self.asked[node.peer] += self.on
@@ -196,14 +204,9 @@ async def test_proven_nodes_that_turn(tmp_path: Path, autojump_clock, honest_eac
     """Their word counted: what they held was waited for, for as long as `stall_s`, and eight of them stopped the run for good."""
     turned = Turned(honest_each, on=False)
     async with trio.open_nursery() as nursery, open_run(tmp_path, nursery, stall_s=120.0) as run:
-        standing = run.bench.head.trust.standing
         await trio.sleep(20)
         alone = await run.pace(MEASURED_S)
-        for _ in range(count):
-            node = await run.join(turned)
-            standing.ended(node.peer, 100)
-            nursery.start_soon(run.keep_coming, node, turned)
-        await trio.sleep(5)
+        await turned.join(run, nursery, count)
         assert all(map(run.bench.head.trust.credible, [n.peer for n in run.nodes]))
         turned.on = True
         # No sybils: each has worked for its standing. Of sixty of 62 nodes each has to be seen to be silent.

@@ -68,7 +68,8 @@ def test_a_cheat_is_caught_and_the_run_goes_on_without_it_and_without_its_audito
     caught, audits = result["caught"], result["audits"]
     assert "the auditor has measured what bfloat16 does to this model" in shoal.said("learner")
     assert audits["calibration"]["transformers/bfloat16/cpu"] < 0.12, "what is shipped for want of a measurement"
-    tokens = re.findall(r"shoal.head: node .* is expelled: audits: .* in (?:last )?(\d+) tokens, an honest", shoal.said("learner"))
+    said = shoal.said("learner")
+    tokens = re.findall(r"shoal.head: node .* is expelled: audits: .* in (?:last )?(\d+) tokens, an honest", said)
     assert int(tokens[0]) <= FOUND_WITHIN, "when it was found first: its test goes on, and counts on, when it comes again"
     assert audits["caught"] == 1 and caught["last"].startswith("cheat (")
     assert caught["nodes"] == nodes["cheat"]["expelled"] >= 1, "it may have come back meanwhile, and was caught again"
