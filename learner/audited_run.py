@@ -31,7 +31,8 @@ def run_audits(config: LearnerConfig, head: Head, model: ModelFolder) -> Audits:
         threads=a.threads, window=window, temperature=r.temperature, top_p=r.top_p,
     )  # fmt: skip
     kept = run_dir / CALIBRATION_FILE
-    calibration = Calibration.of(read_calibration(a.calibration), calibration_writer(kept), kept_calibration(kept))
+    given, earlier = read_calibration(a.calibration), kept_calibration(kept)
+    calibration = Calibration.of(given, calibration_writer(kept), earlier, exact=a.dtype == "float32")
     start = partial(AuditorProcess, settings.text(), run_dir / "logs" / "auditor.log")
     return Audits(head, start, calibration, share=a.share, window=window, false_alarm=a.false_alarm,
                   device=a.device.partition(":")[0])  # fmt: skip

@@ -76,7 +76,8 @@ class Auditor:
         state = state_bytes(folder, getattr(torch, settings.served_dtype))
         model = state_bytes(folder, dtype) if settings.device == "cpu" else 0
         undo = min(UNDO_STATES, settings.window - 1) * state
-        _check_memory(state + undo + model + model // 2)
+        rounded = model // 2 if settings.dtype == "float32" else 0
+        _check_memory(state + undo + model + rounded)
         self.model = ServedModel(folder, LoraSection(**settings.lora), device=settings.device, dtype=dtype)
         self.window = StateWindow(settings.window, undo)
         self._store = ChunkFolder(Path(settings.chunks))
@@ -146,7 +147,7 @@ class Auditor:
             for (i, j), of_part in zip(places, scored, strict=True):
                 found[i][j] = Deviations(*of_part)
             left = bfloat16 - sum(len(part.distance) for part in rounded)
-            if left > 0 and self._settings.dtype == "float32":
+            if left > 0:
                 rounded.append(measure_bfloat16(self.model.model, of_version, scored, left, *asked))
         return FoundByAuditor(found, [np.concatenate(column) for column in zip(*rounded, strict=True)])
 

@@ -171,6 +171,9 @@ class Calibration:
     given: frozenset[NodeArithmetic] = frozenset()
     """kinds that are not measured anew"""
     changed: Callable[[str], None] = lambda text: None
+    exact: bool = True
+    """whether the auditor computes in float32: else its own rounding is in all that it finds, and what is shipped for float32
+    does not hold"""
     measured: frozenset[NodeArithmetic] = frozenset()
     """kinds that were measured, and are measured anew"""
     _seen: dict[NodeArithmetic, list[list[np.ndarray]]] = field(default_factory=dict, init=False, repr=False)
@@ -180,12 +183,14 @@ class Calibration:
 
     @classmethod
     def of(
-        cls, text: str, changed: Callable[[str], None], measured: Mapping[NodeArithmetic, HonestMeans] = MappingProxyType({})
-    ) -> Calibration:
+        cls, text: str, changed: Callable[[str], None], measured: Mapping[NodeArithmetic, HonestMeans] = MappingProxyType({}),
+        *, exact: bool = True,
+    ) -> Calibration:  # fmt: skip
         """With what a file gives, and what the run itself `measured` in an earlier life. UsageError when the file is none of
         `to_json`."""
         given, own = _not_shipped(from_json(text) if text else {}), _not_shipped(measured)
-        return cls({**SHIPPED, **own, **given}, frozenset(given), changed, frozenset(own) - frozenset(given))
+        shipped = {kind: m for kind, m in SHIPPED.items() if exact or kind.dtype != "float32"}
+        return cls({**shipped, **own, **given}, frozenset(given), changed, exact, frozenset(own) - frozenset(given))
 
     def honest(self, kind: NodeArithmetic) -> HonestMeans:
         """What a node of this kind, by its own word, is held to. Of one that nobody measured: what other engines have with its
@@ -215,8 +220,8 @@ class Calibration:
 
     def wants_own(self, kind: NodeArithmetic) -> int:
         """Tokens that the auditor should make itself as a node of this kind: where nothing was given, and neither it nor trusted
-        nodes gave ENOUGH."""
-        return 0 if kind in self.given else max(0, ENOUGH - self._tokens.get(kind, 0))
+        nodes gave ENOUGH. None of an auditor that rounds itself."""
+        return max(0, ENOUGH - self.tokens(kind)) if self.exact and kind not in self.given else 0
 
     def add(self, kind: NodeArithmetic, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray) -> None:
         """Tokens of a trusted node, or of the auditor itself. The kind is measured once there are ENOUGH, each time that they

@@ -59,7 +59,7 @@ HANDED_OUT_EVERY = 128
 NEVER_LATE = ("quiet", "toward")
 """Statistics without such a bet: what an honest node's rounding lacks, and agrees with, by chance, goes by prompt alone."""
 
-OF_LATE = 128
+RECENT = 128
 """Tokens that are called the last ones, where an operator is told what speaks against a node that was honest before."""
 
 _ALL_OF_IT = 2.2
@@ -126,10 +126,10 @@ class NodeTest:
     """statistic -> log of the money of each stake"""
     _sums: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
     """statistic -> sum of its values, and how many tokens have one"""
-    _late: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
-    """the same of the last tokens: of OF_LATE or some more, and of those that came since"""
+    _recent: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
+    """the same of the last tokens: of RECENT or some more, and of those that came since"""
     _why: str = field(default="", init=False, repr=False)
-    """it was caught"""
+    """what it was caught by"""
     _paces: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
     """suspect -> sum of its differences' amounts, and their number"""
 
@@ -160,13 +160,13 @@ class NodeTest:
         block, done = divmod(self.tokens, HANDED_OUT_EVERY)
         handed_out = _handed_out(block) if block and not done else -math.inf
         for name, values, mean in self._statistics(distance, claimed, recomputed, suspected):
-            sums, late = self._sums.setdefault(name, np.zeros(2)), self._late.setdefault(name, np.zeros((2, 2)))
+            sums, recent = self._sums.setdefault(name, np.zeros(2)), self._recent.setdefault(name, np.zeros((2, 2)))
             known = ~np.isnan(values)
             seen = float(values[known].sum()), float(known.sum())
             sums += seen
-            late[1] += seen
-            if late[1, 1] >= OF_LATE:
-                late[...] = late[1], (0.0, 0.0)
+            recent[1] += seen
+            if recent[1, 1] >= RECENT:
+                recent[...] = recent[1], (0.0, 0.0)
             before = self._wealth.get(name)
             if mean >= 1.0:  # nothing to bet on
                 if before is None:
@@ -212,11 +212,11 @@ class NodeTest:
         most, why, means = 1.0, "", self._means()
         for name, wealth in self._wealth.items():
             if (log_money := float(wealth.max())) > most:
-                (total, count), of_late = self._sums[name], ""
+                (total, count), last = self._sums[name], ""
                 if name.startswith(LATE):  # what it was before hides what it is now
-                    (total, count), of_late = self._late[name].sum(axis=0), "last "
+                    (total, count), last = self._recent[name].sum(axis=0), "last "
                 mean, most = total / max(count, 1), log_money
-                why = f"{_words(name)}: {mean:.3g} in {of_late}{int(count)} tokens, an honest node has {means[name]:.3g}"
+                why = f"{_words(name)}: {mean:.3g} in {last}{int(count)} tokens, an honest node has {means[name]:.3g}"
         return why
 
     def _means(self) -> dict[str, float]:

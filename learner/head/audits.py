@@ -59,7 +59,7 @@ SECRET_BYTES = 32
 """Of the key by which completions are chosen. It is made anew with each life of the learner, and never leaves it."""
 
 CALIBRATION_FILE = "audit-calibration.json"
-"""In the run's directory: what honest nodes' deviations are, as measured on trusted nodes."""
+"""In the run's directory: what honest nodes' deviations are, as measured on trusted nodes and by the auditor itself."""
 
 MOST_WINDOW = 64
 """Versions behind the newest of which states are held at the most, whatever `rollout.max_staleness` allows."""
@@ -359,7 +359,7 @@ def calibration_writer(path: Path) -> Callable[[str], None]:
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
-            log.warning("what was measured on trusted nodes cannot be kept in %s: %s", path, error.strerror)
+            log.warning("what was measured of honest nodes cannot be kept in %s: %s", path, error.strerror)
 
     return write
 
@@ -369,7 +369,7 @@ def kept_calibration(path: Path) -> dict[NodeArithmetic, HonestMeans]:
     try:
         return from_json(path.read_text(encoding="utf-8")) if path.exists() else {}
     except (OSError, UnicodeDecodeError, UsageError) as error:
-        log.warning("what an earlier life of this run measured on trusted nodes is passed over, and measured anew: %s cannot be "
+        log.warning("what an earlier life of this run measured of honest nodes is passed over, and measured anew: %s cannot be "
                     "read: %s", path, error)  # fmt: skip
         return {}
 

@@ -20,9 +20,11 @@ take 117 ms, so a process that does not grow is left alone."""
 async def give_back_now_and_then() -> None:
     """For ever."""
     process = psutil.Process()
-    least = process.memory_info().rss
+    before = process.memory_info().rss
     while True:
         await trio.sleep(EVERY_S)
-        if process.memory_info().rss - least > GROWN:
+        now = process.memory_info().rss
+        if now - before > GROWN:
             give_back_what_is_freed()
-        least = min(least, process.memory_info().rss)
+            before = process.memory_info().rss  # what is in use now is no reason to try again
+        before = min(before, now)

@@ -197,3 +197,14 @@ def test_what_it_was_caught_by_is_not_hidden_by_what_comes_behind() -> None:
     recomputed = -rng.exponential(0.5, 6_150)
     verdict = test.look(distance, recomputed, recomputed)
     assert verdict.caught and verdict.tokens < 150 and "further than" in verdict.why and "in 128 tokens" in verdict.why
+
+
+def test_an_honest_node_may_be_loud_for_all_answers_to_a_prompt() -> None:
+    """Bets that are given fresh money, at the usual bounds, called such a node wrong in 104,000 tokens (bench/audit.md)."""
+    rng = np.random.default_rng(6)
+    for _ in range(5):
+        test = NodeTest(HONEST)
+        for _ in range(100):
+            look(test, rng, 1_616, noise=0.01)
+            look(test, rng, 384, noise=0.05)  # the mean difference is 0.04, where 0.02 is what an honest node has at the most
+        assert test.tokens == 200_000 and not test.caught_at and test.most_evidence < 2

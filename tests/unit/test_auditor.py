@@ -175,3 +175,17 @@ async def test_the_process_answers_until_it_is_killed(tmp_path: Path) -> None:
             await process.ready()
     finally:
         process.end()
+
+
+def test_an_auditor_that_rounds_does_not_take_its_own_rounding_for_the_nodes(tmp_path: Path) -> None:
+    """It called each honest float32 node wrong within ten tokens: by the bounds of an auditor that does not round."""
+    world = AuditWorld(tmp_path, versions=4, now=time.time())
+    auditor, of = Auditor(dataclasses.replace(world.settings(4), dtype="bfloat16")), plan()
+    of.calibration = Calibration.of("", lambda text: None, exact=False)
+    for parts in world.parts:
+        auditor.follow(parts)
+    checks = checks_of(of, world, range(60), [0, 1, 2, 3], every=6)
+    assert of.wants_own(checks) == 0
+    found = read_deviations(asked(auditor, score_request(checks)), checks)
+    judged = [j for check, of_check in zip(checks, found, strict=True) for j in of.found(check, of_check)]
+    assert sum(j.tokens for j in judged) > 1_000 and not any(j.verdict.caught for j in judged)
