@@ -21,6 +21,7 @@ async def test_what_is_in_use_is_tried_once(monkeypatch, autojump_clock) -> None
     monkeypatch.setattr(freed_memory, "give_back_what_is_freed", give_back)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(give_back_now_and_then)
+        await trio.sleep(EVERY_S / 2)  # between two of its looks from here on
         seen = []
         for grows, free in ((0, 0), (GROWN, 0), (1, 0), (0, 0), (GROWN + 1, GROWN), (0, 0), (GROWN - 1, 0), (2, 0)):
             memory.rss, memory.free = memory.rss + grows, free
