@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def add_verbs(verbs: Any, verb: AddVerb) -> None:
     """`verbs`: argparse's subparsers of the whole command."""
     from netem.cli.audit_verb import add_verb as add_audit
+    from netem.cli.graphs_verb import add_verb as add_graphs
     from netem.cli.hostile_verb import add_verb as add_hostile
     from netem.cli.networks_verb import add_verb as add_networks
     from netem.cli.staleness_verb import add_verb as add_staleness
@@ -160,6 +161,7 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     add_trainer_verbs(actions, verb)
     add_staleness(actions, verb)
     add_audit(actions, verb)
+    add_graphs(actions, verb)
     add_hostile(actions, verb)
     what = "time one sparse update of a large model, stage by stage (real processes over loopback)"
     p = verb("update", _bench_update, what, actions)

@@ -12,6 +12,11 @@ keep: the old ones stay (faster; later tokens then mix two versions)."""
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 """Dtype to compute in. auto: float32 on a CPU, the state's own dtype on a GPU."""
 
+GraphsName = Literal["auto", "none", "decode", "compiled"]
+"""CUDA graphs of a vLLM engine, which go on reading the parameters where they lie. none: each kernel is launched by itself.
+decode: a step that only decodes is replayed, of the kernels that vLLM has. compiled: vLLM's own default, of kernels that are
+compiled for the model first. auto: decode on a GPU, none on a CPU."""
+
 DeviceName = Literal["auto", "cpu", "cuda"]
 """auto: cuda when there is a CUDA device."""
 
@@ -63,13 +68,13 @@ class VllmSettings:
     kv_bytes: int = 0
     """bytes of memory for keys and values. 0: on a GPU the memory that vLLM finds free, on a CPU as much as `max_running`
     sequences of full length need, at most 4 GiB"""
-    eager: bool = True
-    """no compilation, no CUDA graphs. With False vLLM captures graphs, which go on reading the parameters where they lie"""
+    graphs: GraphsName = "auto"
     tensor_parallel: int = 1
     """GPUs that share one model"""
 
     def __post_init__(self) -> None:
         _check("kv_policy", self.kv_policy, KvPolicy)
         _check("dtype", self.dtype, DtypeName)
+        _check("graphs", self.graphs, GraphsName)
         if min(self.max_running, self.prefill_tokens, self.tensor_parallel) < 1 or min(self.max_context, self.kv_bytes) < 0:
             raise ValueError("max_running, prefill_tokens, tensor_parallel must be at least 1, max_context, kv_bytes at least 0")

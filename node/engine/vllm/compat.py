@@ -89,6 +89,16 @@ def on_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
+def _graphs(name: str, *, cpu: bool) -> dict[str, Any]:
+    """vLLM's arguments for `GraphsName`."""
+    if name == "none" or (name == "auto" and cpu):
+        return {"enforce_eager": True}
+    if name == "compiled":
+        return {}
+    # No compilation (mode 0), so nothing waits for it; prefills, and steps with one, are launched kernel by kernel.
+    return {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}}
+
+
 def build_engine(plan: LoadPlan, state: StateFile, settings: VllmSettings) -> Any:
     """An `LLMEngine` in this process, filled from `state`. Refusal when vLLM will not have it: an unknown architecture, a state
     that does not fit, no room for keys and values."""
@@ -103,7 +113,7 @@ def build_engine(plan: LoadPlan, state: StateFile, settings: VllmSettings) -> An
         "max_model_len": plan.context, "max_num_seqs": settings.max_running,
         "max_num_batched_tokens": max(settings.prefill_tokens, settings.max_running), "enable_prefix_caching": True,
         "async_scheduling": False,  # a step's tokens are all back before weights are swapped
-        "enforce_eager": settings.eager, "tensor_parallel_size": settings.tensor_parallel,
+        **_graphs(settings.graphs, cpu=on_cpu()), "tensor_parallel_size": settings.tensor_parallel,
         "kv_cache_memory_bytes": plan.kv_bytes, "generation_config": "vllm", "disable_log_stats": True,
         "trust_remote_code": False, "language_model_only": True,
     }  # fmt: skip
