@@ -102,5 +102,6 @@ def _told(row: dict[str, Any]) -> str:
     apart = row["apart"]
     return (
         f"{row['graphs']:<12} starts in {row['start_s']:.1f} s; tokens/s: {rates}; seconds of pause for a version: {pauses}; "
-        f"nats from the version that tokens claim {apart['mean']:.2g} ({apart['most']:.2g} at most), from the other {apart['other']:.2g}"
+        f"nats from the version that tokens claim {apart['mean']:.2g} ({apart['most']:.2g} at most), from the other "
+        f"{apart['other']:.2g}"
     )
