@@ -39,6 +39,7 @@ _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # this process is the engine's own already; weights are swapped between two steps
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner whose logits processors have the interface of `draws`
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else all nodes of one machine sit on the same cores
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # draws are our own
     "VLLM_PLUGINS": "",  # nothing else of the environment takes part
 }
 
@@ -95,8 +96,12 @@ def _graphs(name: str, *, cpu: bool) -> dict[str, Any]:
         return {"enforce_eager": True}
     if name == "compiled":
         return {}
-    # No compilation (mode 0), so nothing waits for it; prefills, and steps with one, are launched kernel by kernel.
-    return {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}}
+    # No compilation (mode 0), so nothing waits for it; prefills, and steps with one, are launched kernel by kernel. Nor are
+    # kernels warmed up: most are of samplers that are not used here.
+    return {
+        "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+        "kernel_config": {"enable_jit_warmup": False, "enable_flashinfer_autotune": False, "enable_cutedsl_warmup": False},
+    }
 
 
 def build_engine(plan: LoadPlan, state: StateFile, settings: VllmSettings) -> Any:
