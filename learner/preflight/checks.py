@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from learner.config import LearnerConfig, LocalEngineSection, RolloutSection
 from learner.endpoint.settings import is_loopback
 from learner.preflight.facts import Facts, Memory, ModelShape
-from learner.preflight.needs import disk_needs, memory_forecast, memory_needs, plain_costs
+from learner.preflight.needs import disk_needs, memory_forecast, memory_needs, plain_costs, training_plan
 from learner.section import Finding
 from learner.trainer.forecast.forecast import REFERENCE, MemoryForecast, room_to_keep
 from learner.trainer.forecast.words import line, table, what_helps
+from learner.trainer.optimizers.kinds import FLOAT32
 from p2p.quantities import human_bytes
 
 
@@ -202,8 +203,8 @@ def _takes(config: LearnerConfig, facts: Facts) -> MemoryForecast | None:
     costs, room = facts.costs or plain_costs(config, model, gpu=not facts.on_cpu), 0
     memory = facts.host if facts.on_cpu else facts.gpu
     if memory is not None and config.trainer.activation_checkpointing == "auto" and config.trainer.devices == 1:
-        weights = 4 * costs.parameters
-        room = room_to_keep(memory.free - weights, costs.trained)
+        frozen = training_plan(config, gpu=not facts.on_cpu).frozen_bytes * (costs.parameters - costs.trained)
+        room = room_to_keep(memory.free - frozen - FLOAT32 * costs.trained, costs.trained)
     return memory_forecast(config, costs, gpu=not facts.on_cpu, room=room)
 
 

@@ -20,9 +20,11 @@ class NotCounted(ShoalError):
 def count_costs(folder: Path, trainer: TrainerSection, *, gpu: bool) -> ModelCosts:
     """Of the model in `folder` with forward passes of `trainer.micro_batch_tokens`. Takes the seconds that torch needs to be
     imported. NotCounted where that fails."""
+    bfloat16 = trainer.compute_dtype == "bfloat16" or (trainer.compute_dtype == "auto" and gpu)
     asked = {
         "model": str(folder), "tokens": trainer.micro_batch_tokens, "checkpointing": trainer.activation_checkpointing,
-        "bfloat16": trainer.compute_dtype == "bfloat16" or (trainer.compute_dtype == "auto" and gpu), "gpu": gpu,
+        "bfloat16": bfloat16, "gpu": gpu, "lora": trainer.lora.model_dump(),
+        "frozen": trainer.served_dtype if bfloat16 and trainer.devices == 1 else "float32",
     }  # fmt: skip
     try:
         told = subprocess.run(

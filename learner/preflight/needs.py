@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from learner.config import LearnerConfig
 from learner.preflight.facts import ModelShape
@@ -110,17 +110,17 @@ def computes_in_bfloat16(config: LearnerConfig, *, gpu: bool) -> bool:
 
 
 def memory_forecast(config: LearnerConfig, costs: ModelCosts, *, gpu: bool, room: int = 0) -> MemoryForecast:
-    """What our trainer takes with these settings. An adapter's own values are few beside its frozen base: they are left out."""
-    if trains_adapter(config):
-        costs = replace(costs, trained=0, matrices=0)
+    """What our trainer takes with these settings."""
     return forecast(costs, training_plan(config, gpu=gpu, room=room))
 
 
 def plain_costs(config: LearnerConfig, model: ModelShape, *, gpu: bool) -> ModelCosts:
     """What a model's files tell alone: all is trained, and activations are not known. All counts as matrices of hidden layers,
-    of which no optimizer keeps more than of others: so what follows is the least."""
+    of which no optimizer keeps more than of others: so what follows is the least. An adapter's own values are few beside its
+    frozen base: they are left out."""
     each = model.parameters
-    return ModelCosts(each, each, each, bfloat16=computes_in_bfloat16(config, gpu=gpu))
+    trained = 0 if trains_adapter(config) else each
+    return ModelCosts(each, trained, trained, bfloat16=computes_in_bfloat16(config, gpu=gpu))
 
 
 def memory_needs(config: LearnerConfig, model: ModelShape, *, gpu: bool) -> MemoryNeeds:

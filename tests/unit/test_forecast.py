@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM
 
+from learner.trainer.adapter.adapted import adapt
 from learner.trainer.forecast.count import count_model
 from learner.trainer.forecast.facts import ModelCosts
 from learner.trainer.forecast.forecast import (
@@ -29,7 +30,9 @@ from learner.trainer.forecast.sizes import QWEN_SIZES, SHAPES, shape_config
 from learner.trainer.forecast.words import line, table, what_helps
 from learner.trainer.forward.forward import TokenForward
 from learner.trainer.forward.layout import RowTokens
+from learner.trainer.forward.saved import layer_bytes
 from learner.trainer.logit_chunks import ON_PROCESSOR
+from learner.trainer.settings import LoraSection
 from p2p.errors import UsageError
 
 GIB = 1 << 30
@@ -94,6 +97,22 @@ def test_layers_that_may_keep_everything() -> None:
     assert room_to_keep(100 * GIB, 0) == KEEP_SHARE * 100 * GIB and room_to_keep(GIB, 10**9) == 0
     assert [kept_layers(COSTS, replace(GPU, room=room)) for room in (0, 5 * GIB, 99 * GIB)] == [0, 5, 20]
     assert taken(plan=replace(GPU, room=5 * GIB)).device - taken().device == 5 * GIB
+
+
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_an_adapter_is_counted_as_it_is_trained(bfloat16: bool) -> None:
+    """What layers keep is that of a real one. A frozen layer keeps no input of its own, and no rounded copy of its weights."""
+    shape, lora = shape_config("2m"), LoraSection(rank=4)
+    frozen = "bfloat16" if bfloat16 else "float32"
+    costs = count_model(shape, 256, checkpointing="on", bfloat16=bfloat16, lora=lora, frozen=frozen)
+    model = AutoModelForCausalLM.from_config(shape, dtype=getattr(torch, frozen), attn_implementation="sdpa").eval()
+    adapt(model, lora)
+    assert costs.parameters == sum(p.numel() for p in model.parameters()) and not costs.unknown
+    assert costs.trained == costs.matrices == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    real = TokenForward(model, checkpoint_layers=True, bfloat16=bfloat16)
+    assert costs.layer_bytes == int(layer_bytes(real, 256))
+    whole = count_model(shape, 256, checkpointing="on", bfloat16=bfloat16)
+    assert 0 < costs.layer_bytes < (0.9 if bfloat16 else 1.0) * whole.layer_bytes
 
 
 def test_words() -> None:

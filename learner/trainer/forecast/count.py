@@ -10,12 +10,11 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from learner.trainer.forecast.facts import ModelCosts
 from learner.trainer.forecast.live import LiveBytes
@@ -23,7 +22,7 @@ from learner.trainer.forward.forward import TokenForward, can_checkpoint
 from learner.trainer.forward.layout import RowTokens
 from learner.trainer.forward.saved import layer_bytes
 from learner.trainer.logit_chunks import LogitChunk, chunk_on
-from learner.trainer.settings import CHECKPOINT_FROM
+from learner.trainer.settings import CHECKPOINT_FROM, LoraSection
 
 FEW, MORE = 3, 4
 """Layers of two passes from which that of a deeper model follows: each layer more takes the same."""
@@ -31,14 +30,14 @@ FEW, MORE = 3, 4
 
 def count_model(
     config: Any, tokens: int, *, checkpointing: str = "auto", bfloat16: bool = False, gpu: bool = False,
-    adapt: Callable[[nn.Module], nn.Module] = lambda model: model,
+    lora: LoraSection | None = None, frozen: str = "float32",
 ) -> ModelCosts:  # fmt: skip
-    """Of a model by transformers' configuration, with passes of `tokens` tokens. `adapt` makes what is trained of the model (an
-    adapter on it, for instance); parameters that need no gradient are not trained. `checkpointing`, as the setting. `gpu`: as
-    on a GPU, where logits of more tokens exist at once."""
-    how = _How(bfloat16, chunk_on("cuda" if gpu else "cpu"))
+    """Of a model by transformers' configuration, with passes of `tokens` tokens. `lora` with a rank: an adapter is trained on the
+    frozen model, whose weights are of the type `frozen`; parameters that need no gradient are not trained. `checkpointing`, as
+    the setting. `gpu`: as on a GPU, where logits of more tokens exist at once."""
+    how = _How(bfloat16, chunk_on("cuda" if gpu else "cpu"), lora if lora is not None and lora.rank else None, frozen)
     with FakeTensorMode():
-        whole = adapt(_build(config))
+        whole = _build(config, how)
         parameters = sum(p.numel() for p in whole.parameters())
         trained = sum(p.numel() for p in whole.parameters() if p.requires_grad)
         out = whole.get_output_embeddings()
@@ -52,11 +51,11 @@ def count_model(
     try:
         if layers > MORE:
             few, more = (
-                _pass(adapt, _shallower(config, count), tokens, checkpoint=checkpoint, how=how) for count in (FEW, MORE)
+                _pass(_shallower(config, count), tokens, checkpoint=checkpoint, how=how) for count in (FEW, MORE)
             )
             found, layer = few.peak + (layers - FEW) * (more.peak - few.peak), more.layer
         else:
-            found, layer = _pass(adapt, config, tokens, checkpoint=checkpoint, how=how)
+            found, layer = _pass(config, tokens, checkpoint=checkpoint, how=how)
     except Exception as error:  # any architecture may do what cannot be done without values: then it is not known
         why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
     return ModelCosts(
@@ -65,7 +64,30 @@ def count_model(
     )  # fmt: skip
 
 
-def _build(config: Any) -> nn.Module:
+def _build(config: Any, how: _How) -> nn.Module:
+    """Within the mode in which tensors have no values."""
+    if how.lora is None:
+        return _plain(config)
+    from learner.trainer.adapter.adapted import adapt
+
+    # peft casts what it makes, which tensors of that mode cannot be: it works on the meta device, and all is replaced after.
+    with unset_fake_temporarily(), torch.device("meta"):
+        model = _plain(config)
+        adapt(model, how.lora)  # in place
+    frozen: torch.dtype = getattr(torch, how.frozen)
+    made = dict[int, nn.Parameter]()
+    for module in model.modules():
+        for name, old in module.named_parameters(recurse=False):
+            if id(old) not in made:  # tied ones stay tied
+                dtype = torch.float32 if old.requires_grad else frozen
+                made[id(old)] = nn.Parameter(torch.empty(old.shape, dtype=dtype), requires_grad=old.requires_grad)
+            setattr(module, name, made[id(old)])
+        for name, buffer in module.named_buffers(recurse=False):
+            module.register_buffer(name, torch.empty(buffer.shape, dtype=buffer.dtype))
+    return model
+
+
+def _plain(config: Any) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     model: nn.Module = AutoModelForCausalLM.from_config(
@@ -86,6 +108,9 @@ def _shallower(config: Any, layers: int) -> Any:
 class _How(NamedTuple):
     bfloat16: bool
     chunk: LogitChunk
+    lora: LoraSection | None = None
+    """None: every weight is trained"""
+    frozen: str = "float32"
 
 
 class _Pass(NamedTuple):
@@ -95,11 +120,11 @@ class _Pass(NamedTuple):
     """bytes that a layer takes more when it is not run again in the backward; 0: none is"""
 
 
-def _pass(adapt: Callable[[nn.Module], nn.Module], config: Any, tokens: int, *, checkpoint: bool, how: _How) -> _Pass:
+def _pass(config: Any, tokens: int, *, checkpoint: bool, how: _How) -> _Pass:
     """A forward and backward pass over one row. Two are run: gradients are there in the second, and what is added to them is
     counted."""
     with FakeTensorMode():
-        model = adapt(_build(config))
+        model = _build(config, how)
         forward = TokenForward(model, checkpoint_layers=checkpoint, bfloat16=how.bfloat16, try_it=False, chunk=how.chunk)
         size = int(config.get_text_config().vocab_size)
         row = RowTokens((0,), tuple(i % size for i in range(tokens)))
@@ -116,7 +141,7 @@ def main() -> int:
 
     asked = json.load(sys.stdin)
     config = AutoConfig.from_pretrained(asked.pop("model"), local_files_only=True)
-    found = count_model(config, **asked)
+    found = count_model(config, lora=LoraSection(**asked.pop("lora")), **asked)
     print(json.dumps({name: getattr(found, name) for name in ModelCosts.__dataclass_fields__}))
     return 0
 

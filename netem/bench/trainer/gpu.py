@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -22,7 +22,7 @@ from learner.trainer.forecast.count import count_model
 from learner.trainer.forecast.facts import ModelCosts
 from learner.trainer.forecast.forecast import TrainingPlan, forecast, kept_layers
 from learner.trainer.forecast.sizes import SHAPES, shape_config
-from learner.trainer.settings import OptimizerName
+from learner.trainer.settings import LoraSection, OptimizerName
 from netem.bench.trainer.bench import START, STATES
 from p2p.errors import UsageError
 from p2p.processes import child_environment, python_command
@@ -119,14 +119,15 @@ def measure_on_gpu(case: GpuCase, folder: Path | None, *, device: str, alone: bo
         child.stdin.close()
         child.stdin = None  # `communicate` would close it again
         # While it runs: both take their time.
-        costs = count_model(shape_config(case.shape), case.tokens, bfloat16=bfloat16, gpu=device == "cuda")
+        costs = count_model(
+            shape_config(case.shape), case.tokens, bfloat16=bfloat16, gpu=device == "cuda",
+            lora=LoraSection(rank=case.rank), frozen="bfloat16" if bfloat16 else "float32",
+        )  # fmt: skip
         out, errors = child.communicate()
     if child.returncode:
         lines = [line for line in errors.strip().splitlines() if line.strip()] or ["no reason given"]
         return {**about, "failed": lines[-1][:300]}
     measured: dict[str, Any] = json.loads(out.splitlines()[-1])
-    if case.rank:
-        costs = replace(costs, trained=0, matrices=0)  # an adapter's own values are few
     return {**measured, **about, **_against(case, costs, measured, own_memory=bfloat16)}
 
 
