@@ -11,7 +11,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from netem.cli.flags import add_folder, add_value, say, told
-from p2p.errors import UsageError
 
 if TYPE_CHECKING:
     from p2p.verbs import AddVerb
@@ -36,6 +35,7 @@ def add_verb(actions: Any, verb: AddVerb) -> None:
 def _bench_graphs(args: argparse.Namespace) -> dict[str, Any]:
     from netem.bench.engine.graphs import GraphsBench, bench_graphs, describe_graphs
     from netem.contest.scenario import payload_size
+    from p2p.errors import UsageError
 
     try:
         counts = tuple(int(text) for text in args.sequences.split(","))

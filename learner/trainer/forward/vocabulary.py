@@ -128,7 +128,8 @@ class _ByChunks(torch.autograd.Function):
                     spread = log_p.add_(entropy[here, None]).mul_(to_entropy[here, None]).add_(to_logprobs[here, None])
                     gradient = spread.mul_(p).neg_()
                 gradient.scatter_add_(1, targets[here, None], to_logprobs[here, None])
-                gradient *= slope
+                if isinstance(slope, Tensor) or slope != 1.0:  # a pass over all of it
+                    gradient *= slope
                 if of_hidden is not None:
                     of_hidden[here] = (gradient @ full).to(hidden.dtype)
                 if of_weight is not None:

@@ -90,7 +90,7 @@ def on_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
-def _graphs(name: str, *, cpu: bool) -> dict[str, Any]:
+def graph_arguments(name: str, *, cpu: bool) -> dict[str, Any]:
     """vLLM's arguments for `GraphsName`."""
     if name == "none" or (name == "auto" and cpu):
         return {"enforce_eager": True}
@@ -118,7 +118,7 @@ def build_engine(plan: LoadPlan, state: StateFile, settings: VllmSettings) -> An
         "max_model_len": plan.context, "max_num_seqs": settings.max_running,
         "max_num_batched_tokens": max(settings.prefill_tokens, settings.max_running), "enable_prefix_caching": True,
         "async_scheduling": False,  # a step's tokens are all back before weights are swapped
-        **_graphs(settings.graphs, cpu=on_cpu()), "tensor_parallel_size": settings.tensor_parallel,
+        **graph_arguments(settings.graphs, cpu=on_cpu()), "tensor_parallel_size": settings.tensor_parallel,
         "kv_cache_memory_bytes": plan.kv_bytes, "generation_config": "vllm", "disable_log_stats": True,
         "trust_remote_code": False, "language_model_only": True,
     }  # fmt: skip
