@@ -147,8 +147,8 @@ class Dispatcher:
         if not (able & ~avoid).any():
             avoid[:] = False
         free = able & ~avoid & table.free(request.context, request.expected_tokens)
-        if request.avoid and (free & table.unlimited).any():  # else what one stranger held up goes to the next one
-            free &= table.unlimited
+        if request.avoid and (free & table.credible).any():  # else what one stranger held up goes to the next one
+            free &= table.credible
         held = free & table.listed(frozenset({request.prefer})) if request.prefer else free
         if held is not free and held.any():
             return int(held.argmax())

@@ -71,6 +71,8 @@ class NodeView:
     """tokens per second that the most pressed of its sequences needs (`WaitingSequence.need`)"""
     limit: int | None = None
     """most sequences that it may hold, whatever it can decode; None: as many as it can, and some that wait there"""
+    credible: bool = True
+    """its word counts"""
 
     @property
     def load(self) -> int:
@@ -135,8 +137,8 @@ class NodeTable:
         self._k1, self._k2 = column(m.k1 for m in found), column(m.k2 for m in found)
         self._k3, self._k4 = column(m.k3 for m in found), column(m.k4 for m in found)
         self.load, self.limit = column(n.load for n in nodes), column(oversubscribed(n) for n in nodes)
-        self.unlimited = np.array([n.limit is None for n in nodes], bool)
-        """which may hold as much as they can: their word counts"""
+        self.credible = np.array([n.credible for n in nodes], bool)
+        """whose word counts"""
         self.context = column(n.context for n in nodes)
         self.growth = column(n.growth for n in nodes)
         self._room = column(n.room * FILL if n.room else np.inf for n in nodes)

@@ -204,10 +204,10 @@ class Head(SwarmOwner):
     def node_views(self) -> list[NodeView]:
         """The dispatcher's view of the nodes."""
         rollouts, now, active = self.rollouts, self.now(), self.generates
-        load, footprint = rollouts.load, rollouts.beside.footprint
+        load, beside, credible = rollouts.load, rollouts.beside.footprint, self.trust.credible
         limits = self.trust.limits(load, lambda node: node.serves(self.epoch, now) and active(node.link.peer))
         return [
-            node.view(load(peer), self.epoch, now, active(peer), beside=footprint(peer), limit=limits.get(peer))
+            node.view(load(peer), self.epoch, now, active(peer), beside=beside(peer), limit=limits.get(peer), credible=credible(peer))
             for peer, node in self.nodes.items()
         ]
 

@@ -25,7 +25,7 @@ be long; and so many times what is usual."""
 
 MANY, MANY_S, HURRY = 3, 60.0, 1 / 3
 """So many nodes that held the trainer up by silence within so many seconds are no chance: those that are left have this share of
-HELD_UP_S and BEGIN_S."""
+HELD_UP_S and BEGIN_S, and this share of that once MANY times as many did."""
 
 
 @dataclass(slots=True)
@@ -81,12 +81,16 @@ class SilenceWatch:
         """What was behind at this node was taken from it."""
         self._held_up = {n: at for n, at in self._held_up.items() if now - at < MANY_S} | {node: now}
 
+    def many(self, now: float) -> int:
+        """0; 1 where so many held the trainer up lately that it is no chance; 2 where MANY times as many did."""
+        count = sum(now - at < MANY_S for at in self._held_up.values())
+        return (count >= MANY) + (count >= MANY * MANY)
+
     def behind(self, node: str, request_id: str, tokens: int, now: float, *, least: float) -> float:
         """Seconds for which a sequence that has so many tokens made no progress, if that is longer than usual; else 0."""
         seen = self._seen[node, request_id] = _progress(self._seen.get((node, request_id)), tokens, now, least)
         silent = now - seen.at
-        hurry = sum(now - at < MANY_S for at in self._held_up.values()) >= MANY
-        allowed = (HURRY if hurry else 1.0) * (HELD_UP_S if seen.begun else BEGIN_S) + USUALS * self.usual_s
+        allowed = HURRY ** self.many(now) * (HELD_UP_S if seen.begun else BEGIN_S) + USUALS * self.usual_s
         return silent if silent > allowed else 0.0
 
 

@@ -28,7 +28,7 @@ async def slow(node: Node, request: GenerateRequest) -> None:
     node.nursery.start_soon(make)
 
 
-@pytest.mark.parametrize("count", [1, 3, 8])
+@pytest.mark.parametrize("count", [1, 3, 8, 40])
 async def test_slow_nodes_go_on(tmp_path: Path, autojump_clock, count: int) -> None:
     turned = Turned(on=False)
     async with trio.open_nursery() as nursery, open_run(tmp_path, nursery, honest_nodes=0, stall_s=120.0) as run:

@@ -89,3 +89,13 @@ def test_where_several_nodes_fall_silent_the_others_have_less_patience_for_a_whi
     assert watch.behind("n", "b", 7, 5.5 + short, least=0.0)
     later = 5.0 + MANY_S
     assert not watch.behind("n", "c", 7, later, least=0.0) and not watch.behind("n", "c", 7, later + 0.5 + short, least=0.0)
+
+
+def test_where_many_did_patience_is_shorter_still() -> None:
+    watch = watch_of(*[2.0] * LEAST_ENDED)
+    shortest = BEGIN_S * HURRY**2 + USUALS * 2.0
+    for number in range(MANY * MANY - 1):
+        watch.held_up(f"n{number}", 0.0)
+    assert not watch.behind("n", "a", 7, 1.0, least=0.0) and not watch.behind("n", "a", 7, 1.5 + shortest, least=0.0)
+    watch.held_up("one more", 1.0)
+    assert watch.behind("n", "a", 7, 1.5 + shortest, least=0.0) and watch.many(1.0) == 2 and watch.many(61.0) == 0

@@ -13,7 +13,7 @@ import sys
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,8 +32,8 @@ TRANSFORMERS = "transformers"
 
 
 @dataclass
-class Sequence:
-    """What came of one request."""
+class Checked:
+    """What came of one request, whose tokens are compared with transformers."""
 
     prompt: tuple[int, ...]
     ids: list[int] = field(default_factory=list)
@@ -74,7 +74,7 @@ def make_states(ask: dict[str, Any], folder: Path) -> list[Any]:
     return found
 
 
-def requests(sequences: list[Sequence], new: int) -> list[Any]:
+def requests(sequences: list[Checked], new: int) -> list[Any]:
     """Of these prompts, named by their places."""
     from p2p.protocol.rollout import Generate
     from p2p.version import Version
@@ -84,10 +84,10 @@ def requests(sequences: list[Sequence], new: int) -> list[Any]:
     ]
 
 
-def drawn(count: int, vocabulary: int, seed: int) -> list[Sequence]:
+def drawn(count: int, vocabulary: int, seed: int) -> list[Checked]:
     """Random prompts."""
     rng = np.random.default_rng(seed)
-    return [Sequence(tuple(int(x) for x in rng.integers(0, vocabulary, PROMPT))) for _ in range(count)]
+    return [Checked(tuple(int(x) for x in rng.integers(0, vocabulary, PROMPT))) for _ in range(count)]
 
 
 def speed(core: Any, ask: dict[str, Any], count: int, vocabulary: int) -> dict[str, Any]:
@@ -102,7 +102,15 @@ def speed(core: Any, ask: dict[str, Any], count: int, vocabulary: int) -> dict[s
     return {"sequences": count, "tokens_per_s": made / (time.perf_counter() - began), "step_s": float(np.median(steps))}
 
 
-def versions(core: Any, states: list[Any], vocabulary: int) -> tuple[list[dict[str, float]], list[Sequence]]:
+class Swapped(NamedTuple):
+    """What came of versions that changed under sequences."""
+
+    commits: list[dict[str, float]]
+    """seconds of each"""
+    sequences: list[Checked]
+
+
+def versions(core: Any, states: list[Any], vocabulary: int) -> Swapped:
     """Sequences that go on through three versions, the first state's again as the last."""
     from p2p.version import Version
 
@@ -124,10 +132,10 @@ def versions(core: Any, states: list[Any], vocabulary: int) -> tuple[list[dict[s
             one.logprobs += [float(x) for x in event.logprobs]
             one.steps += [event.version.step] * event.count
         step += 1
-    return commits, sequences
+    return Swapped(commits, sequences)
 
 
-def apart(folder: Path, states: list[Any], sequences: list[Sequence], dtype: str) -> dict[str, float]:
+def apart(folder: Path, states: list[Any], sequences: list[Checked], dtype: str) -> dict[str, float]:
     """Nats between what was said and what transformers says, over all tokens: under the version claimed, and the other."""
     from node.engine.settings import TransformersSettings
     from node.engine.transformers import TransformersCore
