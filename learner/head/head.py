@@ -203,11 +203,11 @@ class Head(SwarmOwner):
 
     def node_views(self) -> list[NodeView]:
         """The dispatcher's view of the nodes."""
-        rollouts, now, active = self.rollouts, self.now(), self.generates
-        load, beside, credible = rollouts.load, rollouts.beside.footprint, self.trust.credible
-        limits = self.trust.limits(load, lambda node: node.serves(self.epoch, now) and active(node.link.peer))
+        rollouts, now, epoch, active = self.rollouts, self.now(), self.epoch, self.generates
+        load, beside, counts = rollouts.load, rollouts.beside.footprint, self.trust.credible
+        limits = self.trust.limits(load, lambda node: node.serves(epoch, now) and active(node.link.peer))
         return [
-            node.view(load(peer), self.epoch, now, active(peer), beside=beside(peer), limit=limits.get(peer), credible=credible(peer))
+            node.view(load(peer), epoch, now, active(peer), beside=beside(peer), limit=limits.get(peer), credible=counts(peer))
             for peer, node in self.nodes.items()
         ]
 
