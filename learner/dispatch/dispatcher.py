@@ -144,7 +144,8 @@ class Dispatcher:
         # A broken node fails fast, so it is always the least loaded: without this one node could use up a whole failure
         # budget.
         avoid = table.listed(request.avoid)
-        if not (able & ~avoid & (table.limit > 0)).any():
+        if not (able & ~avoid).any():
+            # Not by what others may hold just now: who fails at once would have a sequence until its budget is gone.
             avoid[:] = False
         free = able & ~avoid & table.free(request.context, request.expected_tokens)
         if request.avoid and (free & table.credible).any():  # else what one stranger held up goes to the next one

@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 from learner.preflight.devices import ANSWER_S
-from learner.trainer.forecast.facts import ModelCosts
+from learner.trainer.forecast.facts import REFUSED, ModelCosts
 from learner.trainer.settings import TrainerSection
-from p2p.errors import ShoalError
+from p2p.errors import ShoalError, UsageError
 from p2p.processes import child_environment, python_command
 
 
@@ -19,7 +19,7 @@ class NotCounted(ShoalError):
 
 def count_costs(folder: Path, trainer: TrainerSection, *, gpu: bool) -> ModelCosts:
     """Of the model in `folder` with forward passes of `trainer.micro_batch_tokens`. Takes the seconds that torch needs to be
-    imported. NotCounted where that fails."""
+    imported. NotCounted where that fails, UsageError where a setting does not fit the model."""
     bfloat16 = trainer.compute_dtype == "bfloat16" or (trainer.compute_dtype == "auto" and gpu)
     asked = {
         "model": str(folder), "tokens": trainer.micro_batch_tokens, "checkpointing": trainer.activation_checkpointing,
@@ -31,7 +31,10 @@ def count_costs(folder: Path, trainer: TrainerSection, *, gpu: bool) -> ModelCos
             python_command("learner.trainer.forecast.count"), input=json.dumps(asked), capture_output=True, text=True,
             timeout=ANSWER_S, env=child_environment(), check=True,
         )  # fmt: skip
-        costs = ModelCosts(**json.loads(told.stdout.splitlines()[-1]))
+        answer = json.loads(told.stdout.splitlines()[-1])
+        if REFUSED in answer:
+            raise UsageError(*answer[REFUSED])
+        costs = ModelCosts(**answer)
     except subprocess.CalledProcessError as failed:
         last = (failed.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise NotCounted(last[:200]) from None

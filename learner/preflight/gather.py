@@ -125,7 +125,9 @@ class _Look:
         gpu = self._attempt(("trainer.device", "trainer.devices"), self._gpu)
         known = self.thorough or self.config.trainer.device == "cpu" or not maybe_gpu()
         on_cpu = known and computes_on_cpu(self.config.trainer.device, self.devices)
-        costs = self._costs(model, gpu=not on_cpu) if model is not None else None
+        costs = None
+        if model is not None and not any(finding.keys == LORA_KEYS for finding in self.tried):
+            costs = self._attempt(LORA_KEYS, partial(self._costs, model, gpu=not on_cpu))
         return Facts(
             tuple(self.tried), tuple(self.notes), model, rooms=rooms or (), host=host_memory(), gpu=gpu, on_cpu=on_cpu,
             costs=costs,

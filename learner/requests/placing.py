@@ -150,7 +150,7 @@ class _Table:
         if spared_alone:
             free &= self._spared
         avoid = self._table.listed(frozenset(sequence.failed_on))
-        if (able & ~avoid & (self._capacity > 0)).any():
+        if (able & ~avoid).any():
             free &= ~avoid
         if sequence.failed_on and (free & self._table.credible).any():
             free &= self._table.credible  # else what one stranger held up goes to the next one

@@ -66,7 +66,7 @@ TABLE = [
     ("not again where it failed", [node("x"), node("y", running=3)], [ask("a", avoid="x")], [("a", "y")]),
     ("better wait than fail again", [node("x"), node("y", running=5)], [ask("a", avoid="x")], []),
     ("unless there is no other", [node("x"), node("y", step=4)], [ask("a", avoid="x")], [("a", "x")]),
-    ("one that may hold nothing is none", [node("x"), replace(node("y"), limit=0)], [ask("a", avoid="x")], [("a", "x")]),
+    ("nor while the other may hold nothing", [node("x"), replace(node("y"), limit=0)], [ask("a", avoid="x")], []),
     ("whose word counts first", [replace(node("x"), credible=False), replace(node("y", running=3), limit=4), node("z")],
      [ask("a", avoid="z")], [("a", "y")]),
     ("back to its prefix", [node("x"), node("y", running=3)], [ask("a", prefer="y")], [("a", "y")]),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM
 
+from learner.preflight.counting import count_costs
 from learner.trainer.adapter.adapted import adapt
 from learner.trainer.forecast.count import count_model
 from learner.trainer.forecast.facts import ModelCosts
@@ -32,7 +34,7 @@ from learner.trainer.forward.forward import TokenForward
 from learner.trainer.forward.layout import RowTokens
 from learner.trainer.forward.saved import layer_bytes
 from learner.trainer.logit_chunks import ON_PROCESSOR
-from learner.trainer.settings import LoraSection
+from learner.trainer.settings import LoraSection, TrainerSection
 from p2p.errors import UsageError
 
 GIB = 1 << 30
@@ -111,8 +113,22 @@ def test_an_adapter_is_counted_as_it_is_trained(bfloat16: bool) -> None:
     assert costs.trained == costs.matrices == sum(p.numel() for p in model.parameters() if p.requires_grad)
     real = TokenForward(model, checkpoint_layers=True, bfloat16=bfloat16)
     assert costs.layer_bytes == int(layer_bytes(real, 256))
+    deeper = shape_config("2m", num_hidden_layers=2 * shape.num_hidden_layers)  # counted by its first layers
+    six = count_model(deeper, 256, checkpointing="on", bfloat16=bfloat16, lora=lora, frozen=frozen)
+    assert six.layer_bytes == costs.layer_bytes and six.trained == 2 * costs.trained and six.activations > costs.activations
     whole = count_model(shape, 256, checkpointing="on", bfloat16=bfloat16)
     assert 0 < costs.layer_bytes < (0.9 if bfloat16 else 1.0) * whole.layer_bytes
+
+
+def test_targets_that_a_model_has_not_are_told_by_the_setting(tmp_path: Path) -> None:
+    """The process that counts finds it out: the head does not import torch."""
+    shape_config("2m").save_pretrained(tmp_path)
+    section = TrainerSection(micro_batch_tokens=64, lora=LoraSection(rank=4))
+    found = count_costs(tmp_path, section, gpu=False)
+    assert 0 < found.trained < found.parameters / 10 and found.activations
+    wrong = section.model_copy(update={"lora": LoraSection(rank=4, targets=["nope"])})
+    with pytest.raises(UsageError, match=r"^trainer\.lora\.targets: .*nope"):
+        count_costs(tmp_path, wrong, gpu=False)
 
 
 def test_words() -> None:

@@ -15,6 +15,7 @@ from learner.preflight.facts import Facts, Memory, ModelShape, Room
 from learner.preflight.needs import disk_needs, memory_forecast, memory_needs, plain_costs
 from learner.section import Finding
 from learner.trainer.checkpoints.forms import TENSORS, check_devices
+from learner.trainer.forecast.facts import ModelCosts
 from learner.trainer.forecast.forecast import COPY, LIBRARIES_BYTES
 from learner.trainer.logit_chunks import ON_GPU, ON_PROCESSOR
 from learner.trainer.optimizers.kinds import check_package
@@ -90,6 +91,16 @@ def test_settings_that_do_not_do_what_they_seem_to(sections: dict[str, Any], wor
 def test_a_context_without_room_for_an_answer() -> None:
     (line,) = problems(replace(PLENTY, model=replace(SMALL, context=100)))
     assert "context of 100 tokens" in line
+
+
+def test_layers_that_keep_everything_are_counted_by_what_is_trained() -> None:
+    """Of a frozen model neither gradients nor moments come, and in bfloat16 its weights are half as large."""
+    costs = ModelCosts(8 * GIB, 1000, 1000, activations=GIB, tokens=4096, layers=60, layer_bytes=GIB // 4, bfloat16=True)
+    host = Memory("this machine", 64 * GIB, 60 * GIB)
+    lora = {"lora": {"rank": 8}, "compute_dtype": "bfloat16", "device": "cpu"}
+    said = check(settings(trainer=lora), replace(PLENTY, costs=costs, host=host, on_cpu=True)).memory[0]
+    # A quarter of 60 - 2 x 8 GiB is 43 layers of a quarter GiB, and the pass itself.
+    assert "activations 11.8 GiB" in said, said
 
 
 def test_room_on_the_disk() -> None:

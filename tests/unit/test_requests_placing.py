@@ -54,6 +54,19 @@ def test_a_class_gets_its_share_of_full_nodes_and_not_more() -> None:
     assert one.holding("serving") == 1  # of the smallest pool too
 
 
+def test_what_failed_goes_to_a_node_whose_word_counts() -> None:
+    """If it may hold less than it can, too; and it waits where the only other node may hold nothing for now."""
+    failed = NodeView("failed", V1, 0, 0, 4)
+    stranger, counts = replace(failed, peer="stranger", credible=False), replace(failed, peer="counts", running=3, limit=4)
+    full = replace(failed, peer="full", limit=0)
+    for others, want in ((stranger, counts), ["counts"]), ((stranger,), ["stranger"]), ((full,), []):
+        book = book_of(serving=1)
+        (sequence,) = book.waiting("serving")
+        sequence.failed_on.add("failed")
+        nodes = [failed, *others]
+        assert [peer for _, peer in place(nodes, book, count_places(nodes, SHARES, False))] == want
+
+
 def test_while_training_has_nothing_to_do_all_places_are_there_but_the_other_class_keeps_its_own() -> None:
     book = book_of(serving=1000)
     apply(pool(training=0), book, wants=False)

@@ -16,13 +16,14 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
-from learner.trainer.forecast.facts import ModelCosts
+from learner.trainer.forecast.facts import REFUSED, ModelCosts
 from learner.trainer.forecast.live import LiveBytes
 from learner.trainer.forward.forward import TokenForward, can_checkpoint
 from learner.trainer.forward.layout import RowTokens
 from learner.trainer.forward.saved import layer_bytes
 from learner.trainer.logit_chunks import LogitChunk, chunk_on
 from learner.trainer.settings import CHECKPOINT_FROM, LoraSection
+from p2p.errors import UsageError
 
 FEW, MORE = 3, 4
 """Layers of two passes from which that of a deeper model follows: each layer more takes the same."""
@@ -77,13 +78,13 @@ def _build(config: Any, how: _How) -> nn.Module:
     frozen: torch.dtype = getattr(torch, how.frozen)
     made = dict[int, nn.Parameter]()
     for module in model.modules():
-        for name, old in module.named_parameters(recurse=False):
+        for name, old in module.named_parameters(recurse=False, remove_duplicate=False):
             if id(old) not in made:  # tied ones stay tied
                 dtype = torch.float32 if old.requires_grad else frozen
                 made[id(old)] = nn.Parameter(torch.empty(old.shape, dtype=dtype), requires_grad=old.requires_grad)
             setattr(module, name, made[id(old)])
         for name, buffer in module.named_buffers(recurse=False):
-            module.register_buffer(name, torch.empty(buffer.shape, dtype=buffer.dtype))
+            module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
     return model
 
 
@@ -141,7 +142,11 @@ def main() -> int:
 
     asked = json.load(sys.stdin)
     config = AutoConfig.from_pretrained(asked.pop("model"), local_files_only=True)
-    found = count_model(config, lora=LoraSection(**asked.pop("lora")), **asked)
+    try:
+        found = count_model(config, lora=LoraSection(**asked.pop("lora")), **asked)
+    except UsageError as error:
+        print(json.dumps({REFUSED: list(error.problems)}))
+        return 0
     print(json.dumps({name: getattr(found, name) for name in ModelCosts.__dataclass_fields__}))
     return 0
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+REFUSED = "refused"
+"""Key of what the counting process answers instead, where a setting is wrong: one line for each problem."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:

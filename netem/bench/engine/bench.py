@@ -132,7 +132,7 @@ class _Bench:
 
     def _settings(self, model: Model) -> dict[str, Any]:
         """Of an engine of ours."""
-        kind: dict[str, Any] = {"kv_bytes": model.kv_bytes} if self.bench.engine == "vllm" else {}
+        kind: dict[str, Any] = {"kv_bytes": model.kv_bytes, "graphs": "none"} if self.bench.engine == "vllm" else {}
         log = str(self.folder / "engine.log")
         return {"dtype": self.bench.dtype, "max_running": self.bench.running, "threads": 1, "log": log, **kind}
 

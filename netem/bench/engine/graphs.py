@@ -75,7 +75,7 @@ def _measure(bench: GraphsBench, way: str, folder: Path) -> dict[str, Any]:
             [bench.python, "-P", str(PROGRAM), json.dumps(ask)], capture_output=True, text=True, check=False,
             env=child_environment(root=root),
         )  # fmt: skip
-    if child.returncode:
+    if child.returncode or not child.stdout.strip():
         lines = [line for line in child.stderr.strip().splitlines() if line.strip()] or ["no reason given"]
         return {"graphs": way, "failed": lines[-1][:300]}
     found: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])

@@ -33,7 +33,7 @@ def prompts(ask: dict[str, Any]) -> list[list[int]]:
 
 
 def arguments(settings: dict[str, Any]) -> dict[str, Any]:
-    """Those of vLLM that are the same as our adapter's."""
+    """Those of vLLM that are the same as our adapter's: without CUDA graphs, here as there."""
     return {
         "model": settings["whole"], "skip_tokenizer_init": True, "dtype": settings["dtype"], "enforce_eager": True,
         "max_num_seqs": settings["running"], "max_model_len": settings["context"], "max_num_batched_tokens": 8192,
@@ -69,7 +69,9 @@ def core(settings: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]
     from p2p.protocol.rollout import Generate
     from p2p.version import Version
 
-    engine = VllmCore(VllmSettings(dtype=settings["dtype"], max_running=settings["running"], kv_bytes=settings["kv_bytes"]))
+    engine = VllmCore(
+        VllmSettings(dtype=settings["dtype"], max_running=settings["running"], kv_bytes=settings["kv_bytes"], graphs="none")
+    )
     layout = Layout.from_wire(settings["layout"])
     engine.load(Path(settings["folder"]), StateFile(Path(settings["state"]), layout, Version(0, 0)))
 

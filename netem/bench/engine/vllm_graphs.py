@@ -91,7 +91,7 @@ def drawn(count: int, vocabulary: int, seed: int) -> list[Checked]:
 
 
 def speed(core: Any, ask: dict[str, Any], count: int, vocabulary: int) -> dict[str, Any]:
-    """Tokens a second of `count` sequences at once, and the median step, prefill apart."""
+    """Tokens a second of `count` sequences at once, with their prefill, and the median step."""
     for request in requests(drawn(count, vocabulary, count), ask["new"]):
         core.add(request)
     began, made, steps = time.perf_counter(), 0, list[float]()
@@ -183,27 +183,8 @@ def main(ask: dict[str, Any]) -> dict[str, Any]:
     speed(core, ask | {"new": 8}, counts[0], vocabulary)
     found["speeds"] = [speed(core, ask, count, vocabulary) for count in counts]
     found["commits"], sequences = versions(core, states, vocabulary)
-    if ask.get("profile"):
-        profiled(core, ask, counts[-1], vocabulary)
     core.close()
     return found | {"apart": apart(folder, states, sequences, ask["dtype"])}
-
-
-def profiled(core: Any, ask: dict[str, Any], count: int, vocabulary: int) -> None:
-    """Where a step's time goes, to the file that was asked for."""
-    from torch.profiler import ProfilerActivity, profile
-
-    for request in requests(drawn(count, vocabulary, 7), 32):
-        core.add(request)
-    for _ in range(8):
-        core.step()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
-        for _ in range(8):
-            core.step()
-    with open(ask["profile"], "w", encoding="utf-8") as out:
-        for key in ("self_cuda_time_total", "self_cpu_time_total"):
-            out.write(seen.key_averages().table(sort_by=key, row_limit=40, max_name_column_width=80) + "\n")
-    core.abort()
 
 
 if __name__ == "__main__":

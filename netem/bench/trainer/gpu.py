@@ -145,7 +145,7 @@ def _against(case: GpuCase, costs: ModelCosts, measured: dict[str, Any], *, own_
     return {
         "forecast": found.device, "peak": peak, "off": found.device / peak - 1 if peak else None, "host_forecast": found.host,
         "again": costs.layers - kept_layers(costs, plan), "median": seconds, "laid_a_second": laid / step,
-        "tokens_a_second": whole / step, "flops": 6 * costs.parameters * laid / step,
+        "tokens_a_second": whole / step, "flops": (4 * costs.parameters + 2 * costs.trained) * laid / step,
     }  # fmt: skip
 
 
@@ -171,6 +171,6 @@ def _told(row: dict[str, Any]) -> str:
     return (
         f"{start}{human_bytes(row['forecast']):>10}{human_bytes(row['peak']):>10}{off:>7}{row['laid_a_second']:>10,.0f}"
         f"   {parts}; {row['tokens_a_second']:,.0f} tokens/s with each row's own prompt; {row['flops'] / 1e12:,.0f} TFLOP/s (6 "
-        f"FLOP a parameter and token that is computed); checkpoint {row['checkpoint']:.1f} s; {row['again']} of {row['layers']} "
-        "layers run again"
+        f"FLOP a trained parameter and token that is computed, 4 a frozen one); checkpoint {row['checkpoint']:.1f} s; "
+        f"{row['again']} of {row['layers']} layers run again"
     )
