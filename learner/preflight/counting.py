@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 from learner.preflight.devices import ANSWER_S
+from learner.preflight.needs import computes_in_bfloat16, frozen_type
 from learner.trainer.forecast.facts import REFUSED, ModelCosts
 from learner.trainer.settings import TrainerSection
 from p2p.errors import ShoalError, UsageError
@@ -20,11 +21,11 @@ class NotCounted(ShoalError):
 def count_costs(folder: Path, trainer: TrainerSection, *, gpu: bool) -> ModelCosts:
     """Of the model in `folder` with forward passes of `trainer.micro_batch_tokens`. Takes the seconds that torch needs to be
     imported. NotCounted where that fails, UsageError where a setting does not fit the model."""
-    bfloat16 = trainer.compute_dtype == "bfloat16" or (trainer.compute_dtype == "auto" and gpu)
+    bfloat16 = computes_in_bfloat16(trainer, gpu=gpu)
     asked = {
         "model": str(folder), "tokens": trainer.micro_batch_tokens, "checkpointing": trainer.activation_checkpointing,
         "bfloat16": bfloat16, "gpu": gpu, "lora": trainer.lora.model_dump(),
-        "frozen": trainer.served_dtype if bfloat16 and trainer.devices == 1 else "float32",
+        "frozen": frozen_type(trainer, bfloat16=bfloat16),
     }  # fmt: skip
     try:
         told = subprocess.run(

@@ -15,6 +15,7 @@ from learner.trainer.forecast.facts import ModelCosts
 from learner.trainer.forecast.forecast import COPY, MemoryForecast, TrainingPlan, forecast
 from learner.trainer.logit_chunks import chunk_on
 from learner.trainer.optimizers.kinds import FLOAT32
+from learner.trainer.settings import TrainerSection
 
 SERVED_BYTES = {"bfloat16": 2, "float32": 4}
 """Bytes a parameter of a published version, by `trainer.served_dtype`."""
@@ -86,13 +87,13 @@ def training_plan(config: LearnerConfig, *, gpu: bool, room: int = 0) -> Trainin
     made = 0 if config.external_trainer else math.ceil(trainer.steps / trainer.checkpoint_interval)
     anchors = 2 if trainer.steps > every else 1
     adapter = trains_adapter(config)
-    bfloat16 = computes_in_bfloat16(config, gpu=gpu)
+    bfloat16 = computes_in_bfloat16(trainer, gpu=gpu)
     # In the machine's memory anyway, and in float32, the two are one.
     plain = trainer.optimizer == "adamw_host" and not gpu and not bfloat16
     return TrainingPlan(
         own_memory=gpu, optimizer="adamw" if plain else trainer.optimizer, ranks=trainer.devices, served_bytes=served,
         reference=bool(trainer.kl_coef) and not adapter, whole=not adapter,
-        frozen_bytes=served if adapter and bfloat16 and trainer.devices == 1 else FLOAT32,
+        frozen_bytes=SERVED_BYTES[frozen_type(trainer, bfloat16=bfloat16)] if adapter else FLOAT32,
         states=STATES + (config.swarm.squash_every > 1), copies=min(made, trainer.checkpoint_keep + 1),
         versions=1 + anchors + DELTA_SHARE * min(every, trainer.steps), room=room,
         copied=trainer.checkpoint_beside and trainer.devices == 1,
@@ -104,9 +105,14 @@ def trains_adapter(config: LearnerConfig) -> bool:
     return bool(config.trainer.lora.rank)
 
 
-def computes_in_bfloat16(config: LearnerConfig, *, gpu: bool) -> bool:
+def computes_in_bfloat16(trainer: TrainerSection, *, gpu: bool) -> bool:
     """As the trainer decides it."""
-    return config.trainer.compute_dtype == "bfloat16" or (config.trainer.compute_dtype == "auto" and gpu)
+    return trainer.compute_dtype == "bfloat16" or (trainer.compute_dtype == "auto" and gpu)
+
+
+def frozen_type(trainer: TrainerSection, *, bfloat16: bool) -> str:
+    """Of a frozen model's weights beside an adapter, as the trainer keeps them. `bfloat16`: it computes in it."""
+    return trainer.served_dtype if bfloat16 and trainer.devices == 1 else "float32"
 
 
 def memory_forecast(config: LearnerConfig, costs: ModelCosts, *, gpu: bool, room: int = 0) -> MemoryForecast:
@@ -120,7 +126,7 @@ def plain_costs(config: LearnerConfig, model: ModelShape, *, gpu: bool) -> Model
     frozen base: they are left out."""
     each = model.parameters
     trained = 0 if trains_adapter(config) else each
-    return ModelCosts(each, trained, trained, bfloat16=computes_in_bfloat16(config, gpu=gpu))
+    return ModelCosts(each, trained, trained, bfloat16=computes_in_bfloat16(config.trainer, gpu=gpu))
 
 
 def memory_needs(config: LearnerConfig, model: ModelShape, *, gpu: bool) -> MemoryNeeds:

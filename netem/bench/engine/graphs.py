@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from netem.bench.engine.models import CONTEXT, SHAPES
+from netem.bench.engine.models import SHAPES
 from node.engine.process import packages
 from node.engine.settings import GraphsName
 from p2p.errors import UsageError
@@ -60,15 +60,9 @@ def bench_graphs(bench: GraphsBench, folder: Path | None, say: Callable[[str], N
 
 
 def _measure(bench: GraphsBench, way: str, folder: Path) -> dict[str, Any]:
-    s = SHAPES[bench.model]
     ask = {
         "graphs": way, "rank": bench.rank, "dtype": bench.dtype, "kv_bytes": bench.kv_bytes, "threads": 1, "new": bench.new,
-        "sequences": bench.sequences, "folder": str(folder),
-        "config": {
-            "vocab_size": s.vocabulary, "hidden_size": s.hidden, "num_hidden_layers": s.layers, "num_attention_heads": s.heads,
-            "num_key_value_heads": s.heads // 2, "head_dim": s.width, "intermediate_size": s.inner,
-            "max_position_embeddings": CONTEXT,
-        },
+        "sequences": bench.sequences, "folder": str(folder), "config": SHAPES[bench.model].config,
     }  # fmt: skip
     with packages(bench.python) as root:
         child = subprocess.run(

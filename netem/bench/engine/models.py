@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,16 @@ class Shape:
     width: int
     inner: int
     vocabulary: int
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Arguments of transformers' `Qwen3Config`."""
+        return {
+            "vocab_size": self.vocabulary, "hidden_size": self.hidden, "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads, "num_key_value_heads": self.heads // 2, "head_dim": self.width,
+            "intermediate_size": self.inner, "tie_word_embeddings": True, "max_position_embeddings": CONTEXT,
+            "architectures": ["Qwen3ForCausalLM"],
+        }  # fmt: skip
 
 
 SHAPES = {
@@ -78,11 +89,7 @@ def make_model(name: str, folder: Path, running: int, *, whole: bool, dtype: str
     from node.engine.vllm.model import cpu_kv_bytes
 
     s = SHAPES[name]
-    config = Qwen3Config(
-        vocab_size=s.vocabulary, hidden_size=s.hidden, num_hidden_layers=s.layers, num_attention_heads=s.heads,
-        num_key_value_heads=s.heads // 2, head_dim=s.width, intermediate_size=s.inner, tie_word_embeddings=True,
-        max_position_embeddings=CONTEXT, architectures=["Qwen3ForCausalLM"],
-    )  # fmt: skip
+    config = Qwen3Config(**s.config)
     config.save_pretrained(folder / "folder")
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()

@@ -26,7 +26,6 @@ EVERY = 32
 PROMPT = 40
 """Tokens of a prompt."""
 
-
 TRANSFORMERS = "transformers"
 """In place of a kind of graphs: the transformers engine."""
 
@@ -53,7 +52,7 @@ def make_states(ask: dict[str, Any], folder: Path) -> list[Any]:
     from p2p.version import Version
 
     rank = int(ask["rank"])
-    config = Qwen3Config(**ask["config"], tie_word_embeddings=True, architectures=["Qwen3ForCausalLM"])
+    config = Qwen3Config(**ask["config"])
     config.save_pretrained(folder)
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank}))
     device, found = "cuda" if torch.cuda.is_available() else "cpu", list[StateFile]()
