@@ -9,10 +9,13 @@ process with threads cannot be forked safely (docs/design/rollouts.md).
 from __future__ import annotations
 
 import errno
+import mmap
 import os
+import resource
 import socket
 import sys
 import sysconfig
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +38,10 @@ _ODDS = ("/dev/null", "/dev/zero", "/dev/urandom", "/etc/localtime", "/etc/mime.
 """What Python's own modules open. None of it tells anything about the learner."""
 
 
+THREAD_ROOM = 8 << 20
+"""Bytes that a thread finds beside its stack. Python needs some tens of kB before it runs the first line of it."""
+
+
 class _Paths(NamedTuple):
     readable: list[str]
     listed: list[str]
@@ -52,6 +59,24 @@ def confine_environment(setup: ChildSetup) -> list[str]:
     paths = _paths(setup)
     missing += sandbox.confine(paths.readable, listed=paths.listed, changed=changed)
     return missing + sandbox.seal(threads=True)
+
+
+def leave_room_for_threads() -> None:
+    """From now on a thread is not started (RuntimeError, as where there is no memory for its stack) where its stack fits and
+    hardly more. Such a thread dies before it has said that it began, and CPython lets whoever starts it wait for that for good.
+    For a process whose memory is bounded."""
+    stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    room = THREAD_ROOM + (stack if stack != resource.RLIM_INFINITY else THREAD_ROOM)
+    start = threading.Thread.start
+
+    def start_with_room(self: threading.Thread) -> None:
+        try:
+            mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+        except (OSError, MemoryError):
+            raise RuntimeError("can't start new thread") from None  # CPython's own words, which libraries know
+        start(self)
+
+    threading.Thread.start = start_with_room  # type: ignore[method-assign]
 
 
 def _paths(setup: ChildSetup) -> _Paths:

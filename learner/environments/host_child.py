@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from learner.environments.confining import confine_environment, needs_consent, stopped_by
+from learner.environments.confining import confine_environment, leave_room_for_threads, needs_consent, stopped_by
 from learner.environments.environment import Done, Environment, ModelTurn, ToolCall, oddities, tools_of
 from learner.environments.loading import load_environment
 from learner.environments.tools import call_tool, find_calls, tool_schemas
@@ -342,6 +342,7 @@ def _give_up(setup: ChildSetup) -> list[str]:
     """The limits of this process, before any code of a user's runs in it. What of the sandbox could not be had."""
     if setup.memory_bytes:
         limit_memory(setup.memory_bytes)
+        leave_room_for_threads()
     return confine_environment(setup) if setup.sandbox else []
 
 

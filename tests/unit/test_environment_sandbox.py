@@ -6,6 +6,8 @@ import json
 import os
 import socket
 import string
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -309,6 +311,41 @@ def test_threads_without_end_cost_the_process_and_not_the_machine(file: Path) ->
             assert answer.given or "can't start new thread" in answer.failed, "it goes on, or says why not"
 
     run(body)
+
+
+NEARLY_FULL = """
+import mmap, resource, sys, threading
+from learner.environments.confining import leave_room_for_threads
+from learner.rewards.sandbox import limit_memory
+
+limit_memory(400 << 20)
+if sys.argv[1:]:
+    leave_room_for_threads()
+held = []
+stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
+for size in (8 << 20, 1 << 20, 1 << 16):  # until a stack fits, and little more
+    try:
+        while True:
+            spare = mmap.mmap(-1, stack + (1 << 20), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            held.append(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+            spare.close()
+    except OSError:
+        spare.close()
+ran = []
+thread = threading.Thread(target=ran.append, args=(1,))
+thread.start()
+thread.join()
+print("ran", ran)
+"""
+
+
+@needs_sandbox
+def test_a_thread_that_would_die_before_it_begins_is_not_started() -> None:
+    """CPython lets whoever starts it wait for good. A stack fits here, so without our look it starts."""
+    plain = subprocess.run([sys.executable, "-c", NEARLY_FULL], capture_output=True, text=True, timeout=60)
+    assert plain.stdout == "ran [1]\n", plain.stderr
+    looked = subprocess.run([sys.executable, "-c", NEARLY_FULL, "look"], capture_output=True, text=True, timeout=60)
+    assert looked.returncode == 1 and looked.stderr.endswith("RuntimeError: can't start new thread\n")
 
 
 @pytest.mark.parametrize("where", ["process", pytest.param("sandbox", marks=needs_sandbox)])
