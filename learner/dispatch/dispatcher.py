@@ -148,8 +148,8 @@ class Dispatcher:
             # Not by what others may hold just now: who fails at once would have a sequence until its budget is gone.
             avoid[:] = False
         free = able & ~avoid & table.free(request.context, request.expected_tokens)
-        if request.avoid and (free & table.credible).any():  # else what one stranger held up goes to the next one
-            free &= table.credible
+        if request.avoid:
+            free = table.for_another_try(free, request.attempt)
         held = free & table.listed(frozenset({request.prefer})) if request.prefer else free
         if held is not free and held.any():
             return int(held.argmax())

@@ -36,6 +36,9 @@ emptied for one sequence."""
 MAX_SHARED_NEED = 0.3
 """The same share where the sequence that comes is as urgent as those that are there: they must share."""
 
+TRIED, DELIVERING = 2, 0.5
+"""What so many nodes failed, while many are silent, goes to who delivered lately at least so many times what the best did."""
+
 SAME = 0.01
 """Gains that differ by less than this share count as equal, and the emptier node is taken."""
 
@@ -73,6 +76,8 @@ class NodeView:
     """most sequences that it may hold, whatever it can decode; None: as many as it can, and some that wait there"""
     credible: bool = True
     """its word counts"""
+    delivers: float = 0.0
+    """tokens that came from it lately, while silent nodes hold the trainer up; 0: not gone by"""
 
     @property
     def load(self) -> int:
@@ -139,6 +144,7 @@ class NodeTable:
         self.load, self.limit = column(n.load for n in nodes), column(oversubscribed(n) for n in nodes)
         self.credible = np.array([n.credible for n in nodes], bool)
         """whose word counts"""
+        self._delivers, self._capacity = column(n.delivers for n in nodes), column(n.capacity for n in nodes)
         self.context = column(n.context for n in nodes)
         self.growth = column(n.growth for n in nodes)
         self._room = column(n.room * FILL if n.room else np.inf for n in nodes)
@@ -191,6 +197,16 @@ class NodeTable:
             fits = peak(self.context + middle * context, self.growth + middle * growth) <= self._room
             low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
         return low
+
+    def for_another_try(self, free: np.ndarray, attempt: int) -> np.ndarray:
+        """bool: of these, those that are to have what another failed. Whose word counts, where there is one, else what one
+        stranger held up goes to the next. While many are silent, what two have failed goes to who delivers and can decode it at
+        once; what one has goes to anybody, since it is so that the silent are found."""
+        if (free & self.credible).any():
+            free = free & self.credible
+        idle = free & (self.load < self._capacity)
+        most = self._delivers[idle].max(initial=0.0)
+        return idle & (self._delivers >= DELIVERING * most) if most and attempt >= TRIED else free
 
     def listed(self, peers: frozenset[str]) -> np.ndarray:
         """bool: which are these."""

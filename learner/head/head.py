@@ -204,11 +204,13 @@ class Head(SwarmOwner):
     def node_views(self) -> list[NodeView]:
         """The dispatcher's view of the nodes."""
         rollouts, now, epoch, active = self.rollouts, self.now(), self.epoch, self.generates
-        load, beside, counts = rollouts.load, rollouts.beside.footprint, self.trust.credible
+        load, beside, counts, delivers = rollouts.load, rollouts.beside.footprint, self.trust.credible, rollouts.rescue.delivers
         limits = self.trust.limits(load, lambda node: node.serves(epoch, now) and active(node.link.peer))
         return [
-            node.view(load(peer), epoch, now, active(peer), beside=beside(peer), limit=limits.get(peer), credible=counts(peer))
-            for peer, node in self.nodes.items()
+            node.view(
+                load(peer), epoch, now, active(peer), beside=beside(peer), limit=limits.get(peer), credible=counts(peer),
+                delivers=delivers(peer, now),
+            ) for peer, node in self.nodes.items()
         ]
 
     def _request_views(self) -> list[NodeView]:
@@ -236,8 +238,7 @@ class Head(SwarmOwner):
 
     async def on_up(self, link: Link) -> None:
         """A node's link is up: it takes part from here on. What an older link of the same node held goes to others."""
-        old = self.nodes.pop(link.peer, None)
-        if old is not None:
+        if self.nodes.pop(link.peer, None) is not None:
             with self._keeping_books():
                 self.rollouts.on_node_lost(link.peer)
         catalog = self.publisher.catalog()
@@ -254,8 +255,7 @@ class Head(SwarmOwner):
 
     async def on_down(self, link: Link, reason: str) -> None:
         """A node's link is closed: what the node held goes to others, and its row stays on the status page as gone."""
-        node = self.nodes.pop(link.peer, None)
-        if node is None:
+        if (node := self.nodes.pop(link.peer, None)) is None:
             return  # its arrival failed half way
         self._wake()
         self.gone[link.peer] = self.describe(node) | {"alive": False, "reason": reason[:MAX_REASON]}

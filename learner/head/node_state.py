@@ -144,16 +144,17 @@ class NodeState:
 
     def view(
         self, load: int, epoch: int, now: float, active: bool = True, *, beside: Footprint = NOTHING, limit: int | None = None,
-        credible: bool = True,
+        credible: bool = True, delivers: float = 0.0,
     ) -> NodeView:
         """For the dispatcher; `load` requests are with this node, `beside` is what those take that are not training's, `limit` is
-        what it may hold, and `credible` whether its word counts."""
+        what it may hold, `credible` whether its word counts, and `delivers` as in the view."""
         live = self._able(epoch, now) and now >= self.not_before
         return NodeView(
             self.link.peer, self.version, min(load, self.capacity), max(0, load - self.capacity), self.capacity,
             tokens_per_s=self.tokens_per_s, live=live, draining=self.draining or self.updating or not active or bool(self.rests),
             holds_back=self.updating and active and not self.draining,
             context=beside.context, growth=beside.growth, room=float(self.kv_tokens), limit=limit, credible=credible,
+            delivers=delivers,
         )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:

@@ -152,8 +152,8 @@ class _Table:
         avoid = self._table.listed(frozenset(sequence.failed_on))
         if (able & ~avoid).any():
             free &= ~avoid
-        if sequence.failed_on and (free & self._table.credible).any():
-            free &= self._table.credible  # else what one stranger held up goes to the next one
+        if sequence.failed_on:
+            free = self._table.for_another_try(free, sequence.attempt)
         if exact is not None:
             pinned = self._pinned[of]
             # As few as do it: those that hold such work already, and another only while the class may have one more.

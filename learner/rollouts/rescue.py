@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 
-from learner.dispatch.node_table import NodeView
+from learner.dispatch.node_table import DELIVERING, NodeView
 from learner.rollouts.beside import BesideTraining
 from learner.rollouts.buffers import TrainingBuffers
 from learner.rollouts.collector import Collector
+from learner.rollouts.deliveries import Deliveries
 from learner.rollouts.hedging import Hedge, to_hedge
 from learner.rollouts.outcomes import Cancel
 from learner.rollouts.paces import STAYS, PaceWatch
@@ -21,7 +22,7 @@ from learner.rollouts.silences import HELD_UP_S, SilenceWatch
 from learner.rollouts.stalls import Stall, StallWatch
 from learner.standing.port import NodeConduct
 from p2p.errors import Refusal
-from p2p.forgetting import forget_oldest, renewed
+from p2p.forgetting import forget_oldest
 from p2p.protocol.generation import Interrupt
 
 PATIENCE_S = (5.0, 30.0)
@@ -62,8 +63,7 @@ class Rescue:
         self._report, self._cancel, self._send = report, cancel, send
         self._stalls, self._paces = StallWatch(stall_s), PaceWatch()
         self._silences, self._silences_beside = SilenceWatch(), SilenceWatch()
-        self._moved: dict[str, float] = {}
-        """node -> when tokens came from it last"""
+        self._deliveries = Deliveries()
         self._looked = self._hedged = float("inf")
         """when that was done last"""
         self._asked: dict[tuple[str, str], float] = {}
@@ -109,9 +109,11 @@ class Rescue:
 
     def moved(self, peer: str, tokens: int, now: float) -> None:
         """So many tokens came from it."""
-        if tokens:
-            self._moved[peer] = now
-            renewed(self._moved, peer)
+        self._deliveries.came(peer, tokens, now)
+
+    def delivers(self, peer: str, now: float) -> float:
+        """Tokens that came from it lately, while silent nodes hold the trainer up; else 0, and it is not gone by."""
+        return self._deliveries.lately(peer, now) if self._silences.many(now) else 0.0
 
     def _move_silent(
         self, held: Mapping[str, Mapping[str, int]], now: float, nodes: Callable[[], Iterable[NodeView]]
@@ -137,7 +139,7 @@ class Rescue:
         return {
             n.peer: max(0, n.capacity - n.load) for n in nodes
             if n.live and not n.draining and self._conduct.credible(n.peer)
-            and (since is None or not n.load or self._moved.get(n.peer, float("-inf")) > since)
+            and (since is None or not n.load or self._deliveries.last(n.peer) > since)
         }  # fmt: skip
 
     def ask_back(self, peer: str, request_ids: Sequence[str], now: float) -> None:
@@ -166,6 +168,7 @@ class Rescue:
         fault_s = max(TAKEN_EARLY_S, STAYS * self._paces.usual_s)
         doubted: dict[str, str] = {}
         placed = 0
+        enough = DELIVERING * max((self.delivers(n.peer, now) for n in views), default=0.0)
         for hedge in hedges:
             places = well if hedge.behind_s else free
             if placed >= sum(places.values()) - places.get(hedge.node, 0):
@@ -178,6 +181,10 @@ class Rescue:
             polite = self.ended[hedge.node] and not hedge.behind_s and not self._conduct.doubted(hedge.node)
             if polite and not self._overdue(hedge, now):
                 continue  # it has shown that it answers, and what it has made comes with the answer
+            if hedge.behind_s and 0 < enough <= self.delivers(hedge.node, now):  # the sequence is silent, not the node
+                self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"), avoid=False)
+                self.took_from(hedge.node, now)
+                continue
             self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"))
             if self.ended[hedge.node]:  # a stranger has few chances: the sooner it used them up, the better
                 self.took_from(hedge.node, now)
@@ -222,7 +229,7 @@ class Rescue:
             self._credited.pop(node, None)
             self.ended.pop(node, None)
         forget_oldest(self._all_ended, stays=held.__contains__)
-        forget_oldest(self._moved, stays=held.__contains__)
+        self._deliveries.forget(held.__contains__)
         forget_oldest(self._collector.failures_by_node)
 
     def _overdue(self, hedge: Hedge, now: float) -> bool:
@@ -242,13 +249,13 @@ class Rescue:
                 found.setdefault(peer, []).append(request_id)
         return [Stall(p, tuple(r), f"asked for {r[0]}, it gave nothing back for {ANSWER_S:.0f} s") for p, r in found.items()]
 
-    def _take(self, stall: Stall) -> None:
-        """Whatever the node says: these go elsewhere."""
+    def _take(self, stall: Stall, avoid: bool = True) -> None:
+        """Whatever the node says: these go elsewhere, and with `avoid` do not come back to it while another may have them."""
         for request_id in stall.request_ids:
             if self._beside().owns(request_id):
                 self._beside().take(stall.node, request_id, stall.reason)
             else:
-                self._collector.declined(stall.node, request_id, stall.reason, retryable=True)
+                self._collector.declined(stall.node, request_id, stall.reason, retryable=True, avoid=avoid)
         self.taken += len(stall.request_ids)
         self._cancel(tuple((stall.node, request_id) for request_id in stall.request_ids))
 

@@ -23,6 +23,10 @@ HELD_UP_S, BEGIN_S, USUALS = 3.0, 9.0, 2.0
 """A sequence is behind after so many seconds without progress, the second where it has made none yet at its node: its prompt may
 be long; and so many times what is usual."""
 
+NEARLY_ALL, LONGER = 0.95, 6.0
+"""Where hardly any of the ended sequences was silent for long, no prompt takes long: one that has made no progress yet is behind
+after so many times what this share of them were silent for, and at HELD_UP_S and BEGIN_S at least and at the most."""
+
 MANY, MANY_S, HURRY = 3, 60.0, 1 / 3
 """So many nodes that held the trainer up by silence within so many seconds are no chance: those that are left have this share of
 HELD_UP_S and BEGIN_S, and this share of that once MANY times as many did."""
@@ -46,7 +50,8 @@ class SilenceWatch:
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], _Seen] = {}
         self._ended: deque[float] = deque(maxlen=RECENT)
-        self._usual: float | None = None
+        self._sorted: list[float] = []
+        """the same by length; empty while that is not known"""
         self._held_up: dict[str, float] = {}
         """node -> when it held the trainer up last, lately"""
 
@@ -55,9 +60,7 @@ class SilenceWatch:
         """Seconds that sequences usually are silent at most; infinite while too few have ended."""
         if len(self._ended) < LEAST_ENDED:
             return math.inf
-        if self._usual is None:
-            self._usual = sorted(self._ended)[math.ceil(USUAL * len(self._ended)) - 1]
-        return self._usual
+        return self._share(USUAL)
 
     def look(self, held: Mapping[str, Mapping[str, int]], now: float, *, least: float) -> None:
         """`held`: node -> request id -> completion tokens so far. `least`: tokens a second below which it is no progress."""
@@ -70,7 +73,7 @@ class SilenceWatch:
         """It ended as asked. What came and went between two looks was not silent for long."""
         seen = self._seen.pop((node, request_id), None)
         self._ended.append(0.0 if seen is None else max(seen.longest, now - seen.at))
-        self._usual = None
+        self._sorted = []
 
     def begun(self, node: str, request_id: str) -> bool:
         """Whether it made progress at this node since it was first seen there."""
@@ -90,8 +93,17 @@ class SilenceWatch:
         """Seconds for which a sequence that has so many tokens made no progress, if that is longer than usual; else 0."""
         seen = self._seen[node, request_id] = _progress(self._seen.get((node, request_id)), tokens, now, least)
         silent = now - seen.at
-        allowed = HURRY ** self.many(now) * (HELD_UP_S if seen.begun else BEGIN_S) + USUALS * self.usual_s
+        usual = self.usual_s
+        if math.isinf(usual):
+            return 0.0
+        begin = min(BEGIN_S, max(HELD_UP_S, LONGER * self._share(NEARLY_ALL)))
+        allowed = HURRY ** self.many(now) * (HELD_UP_S if seen.begun else begin) + USUALS * usual
         return silent if silent > allowed else 0.0
+
+    def _share(self, share: float) -> float:
+        """Seconds that this share of the ended sequences were silent for at the most."""
+        self._sorted = self._sorted or sorted(self._ended)
+        return self._sorted[math.ceil(share * len(self._sorted)) - 1]
 
 
 def _progress(seen: _Seen | None, tokens: int, now: float, least: float) -> _Seen:

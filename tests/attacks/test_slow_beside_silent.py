@@ -1,19 +1,24 @@
-"""Proven nodes that turn and withhold, beside honest ones that are slow and say nothing before a sequence ends: what is done
-about the former must not stop the latter. A rule against sixty silent ones did, for good (docs/design/standing.md)."""
+"""Proven nodes that turn and withhold, beside honest ones that are slow and say nothing before a sequence ends, or that pause now
+and then: what is done about the former must not stop the latter. A rule against sixty silent ones did, for good
+(docs/design/standing.md)."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import trio
 
 from p2p.protocol.generation import GenerateRequest
-from tests.attacks.test_withholding import BEGUN_S, LEAST, Turned, open_run
+from tests.attacks.test_withholding import BEGUN_S, LEAST, TOKEN_S, Turned, open_run
 from tests.swarm.test_head import Node
 
 SLOW_S = 5.0
 """Seconds of a sequence, all of which comes at its end."""
+
+PAUSE_S, PAUSES = 2.5, 10
+"""Seconds that an engine pauses in each sequence of so many, twelve times what a sequence takes."""
 
 MEASURED_S = 120.0
 """Seconds for which steps are counted: one takes 4 s."""
@@ -44,4 +49,38 @@ async def test_slow_nodes_go_on(tmp_path: Path, autojump_clock, count: int) -> N
         under_attack = await run.pace(MEASURED_S)
         print(f"slow beside {count}: {under_attack:.2f} of {alone:.2f}")
         assert under_attack >= LEAST * alone > 0.1
+        assert not any(node.closed for node in honest)
+
+
+@pytest.mark.parametrize("count", [12, 40])
+async def test_nodes_that_pause_go_on(tmp_path: Path, autojump_clock, count: int) -> None:
+    """Where many fall silent, patience is shorter than their pauses. Who delivers beside one that pauses is not to blame for it:
+    doubted, all six were on trial at once, and nothing went on for as long as two minutes."""
+    begun: Counter[str] = Counter()
+
+    async def pausing(node: Node, request: GenerateRequest) -> None:
+        begun[node.peer] += 1
+        pauses = (begun[node.peer] + node.peer.encode()[-1]) % PAUSES == 0
+
+        async def make() -> None:
+            await trio.sleep(2 * TOKEN_S + pauses * PAUSE_S)
+            if not node.closed:
+                await node.finish(request)
+
+        node.nursery.start_soon(make)
+
+    turned = Turned(on=False)
+    async with trio.open_nursery() as nursery, open_run(tmp_path, nursery, honest_nodes=0, stall_s=120.0) as run:
+        standing = run.bench.head.trust.standing
+        honest = [await run.join(pausing) for _ in range(6)]
+        await trio.sleep(60)
+        for node in honest:
+            standing.ended(node.peer, 100)
+        alone = await run.pace(MEASURED_S)
+        await turned.join(run, nursery, count)
+        turned.on = True
+        await trio.sleep(BEGUN_S)
+        under_attack = await run.pace(MEASURED_S)
+        print(f"pausing beside {count}: {under_attack:.2f} of {alone:.2f}")
+        assert under_attack >= LEAST * alone > 0.3
         assert not any(node.closed for node in honest)

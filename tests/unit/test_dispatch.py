@@ -45,6 +45,8 @@ def ask(
     return WaitingSequence(name, group, at(reserved), least, 0, expected, attempt, frozenset(avoid), prefer=prefer)
 
 
+DELIVERERS = [replace(node("x"), delivers=4.0), replace(node("y", running=3), delivers=9.0), node("z")]
+
 TABLE = [
     ("nobody there", [], [ask("a")], []),
     ("the emptier node", [node("x", running=2), node("y", running=1)], [ask("a")], [("a", "y")]),
@@ -69,6 +71,11 @@ TABLE = [
     ("nor while the other may hold nothing", [node("x"), replace(node("y"), limit=0)], [ask("a", avoid="x")], []),
     ("whose word counts first", [replace(node("x"), credible=False), replace(node("y", running=3), limit=4), node("z")],
      [ask("a", avoid="z")], [("a", "y")]),
+    ("what one failed, by load", DELIVERERS, [ask("a", attempt=1, avoid="z")], [("a", "x")]),
+    ("what two failed, to who delivers", DELIVERERS, [ask("a", attempt=2, avoid="z")], [("a", "y")]),
+    ("and can decode it at once", [*DELIVERERS[:1], *(replace(n, running=4) for n in DELIVERERS[1:])],
+     [ask("a", attempt=2, avoid="z")], [("a", "x")]),
+    ("where that is gone by", [replace(n, delivers=0.0) for n in DELIVERERS], [ask("a", attempt=2, avoid="z")], [("a", "x")]),
     ("back to its prefix", [node("x"), node("y", running=3)], [ask("a", prefer="y")], [("a", "y")]),
     ("no place there", [node("x"), node("y", running=5)], [ask("a", prefer="y")], [("a", "x")]),
     ("its prefix's node is too old", [node("x"), node("y", step=4)], [ask("a", prefer="y")], [("a", "x")]),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,6 +67,16 @@ def test_what_failed_goes_to_a_node_whose_word_counts() -> None:
         sequence.failed_on.add("failed")
         nodes = [failed, *others]
         assert [peer for _, peer in place(nodes, book, count_places(nodes, SHARES, False))] == want
+
+
+@pytest.mark.parametrize(("attempt", "want"), [(1, "emptier"), (2, "delivers")])
+def test_what_two_failed_goes_to_who_delivers_while_many_are_silent(attempt: int, want: str) -> None:
+    book = book_of(serving=1)
+    (sequence,) = book.waiting("serving")
+    sequence.failed_on.add("failed")
+    sequence.attempt = attempt
+    nodes = [NodeView("emptier", V1, 0, 0, 4, delivers=1.0), NodeView("delivers", V1, 1, 0, 4, delivers=9.0)]
+    assert [peer for _, peer in place(nodes, book, count_places(nodes, SHARES, False))] == [want]
 
 
 def test_while_training_has_nothing_to_do_all_places_are_there_but_the_other_class_keeps_its_own() -> None:

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from learner.rollouts.silences import BEGIN_S, HELD_UP_S, HURRY, LEAST_ENDED, MANY, MANY_S, USUAL, USUALS, SilenceWatch
+from learner.rollouts.silences import (
+    BEGIN_S,
+    HELD_UP_S,
+    HURRY,
+    LEAST_ENDED,
+    LONGER,
+    MANY,
+    MANY_S,
+    NEARLY_ALL,
+    USUAL,
+    USUALS,
+    SilenceWatch,
+)
 
 
 def watch_of(*silences: float) -> SilenceWatch:
@@ -31,6 +43,19 @@ def test_a_prompt_may_be_long() -> None:
     assert not watch.behind("n", "a", 7, 100.0, least=0.0)
     assert not watch.behind("n", "a", 7, 100.0 + bound, least=0.0)
     assert watch.behind("n", "a", 7, 100.5 + bound, least=0.0) == bound + 0.5
+
+
+def test_where_nearly_all_begin_at_once_no_prompt_is_long() -> None:
+    few = round(LEAST_ENDED * 5 * (1 - NEARLY_ALL))
+    for slow, begin in (few, HELD_UP_S), (few + 1, BEGIN_S):  # engines that pause, now and then or more often
+        watch = watch_of(*[0.25] * (LEAST_ENDED * 5 - slow), *[4.0] * slow)
+        bound = begin + USUALS * 0.25
+        assert not watch.behind("n", "a", 7, 100.0, least=0.0) and not watch.behind("n", "a", 7, 100.0 + bound, least=0.0)
+        assert watch.behind("n", "a", 7, 100.5 + bound, least=0.0) == bound + 0.5
+    watch = watch_of(*[1.0] * LEAST_ENDED)
+    bound = LONGER * 1.0 + USUALS * 1.0
+    assert HELD_UP_S < LONGER < BEGIN_S and not watch.behind("n", "a", 7, 100.0, least=0.0)
+    assert not watch.behind("n", "a", 7, 100.0 + bound, least=0.0) and watch.behind("n", "a", 7, 100.5 + bound, least=0.0)
 
 
 def test_a_token_now_and_then_is_no_progress_where_others_make_many() -> None:
