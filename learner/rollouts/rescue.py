@@ -6,7 +6,7 @@ was asked back and did not come. Must not know how a link is closed, or what a r
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 
@@ -15,6 +15,7 @@ from learner.rollouts.beside import BesideTraining
 from learner.rollouts.buffers import TrainingBuffers
 from learner.rollouts.collector import Collector
 from learner.rollouts.deliveries import Deliveries
+from learner.rollouts.group import parse_request
 from learner.rollouts.hedging import Hedge, to_hedge
 from learner.rollouts.outcomes import Cancel
 from learner.rollouts.paces import STAYS, PaceWatch
@@ -44,6 +45,14 @@ was doubted lately, it is taken at once."""
 LATE_HEDGE_S, LATE_LOOK_S = 1.0, 4.0
 """Seconds since the last look after which nothing counts as silent: this process stood still, and has not read what came."""
 
+AVOID_S = 10.0
+"""Seconds for which what was taken from a node does not come back to it. Were it for good, a sequence taken from all nodes that
+may hold anything would wait for one that may not."""
+
+STANDSTILL_S = 20.0
+"""Where all nodes whose word counts have been silent for so long, others that made something before and have nothing to do show
+that it is not the network: then it is the fault of those that are silent."""
+
 MOVES = 3
 """A request that was given to so many nodes is left where it is, unless that stalls."""
 
@@ -66,6 +75,8 @@ class Rescue:
         self._deliveries = Deliveries()
         self._looked = self._hedged = float("inf")
         """when that was done last"""
+        self._avoided: deque[tuple[float, str, str]] = deque()
+        """(when, node, request id) of what was taken"""
         self._asked: dict[tuple[str, str], float] = {}
         """(node, request id) -> when it was asked back"""
         self._waits: float | None = None
@@ -100,10 +111,11 @@ class Rescue:
         if now - self._looked < LATE_LOOK_S:
             self._move_silent(beside, now, nodes)
         self._looked = now
+        self._avoid_no_longer(now)
         stalls += self._unanswered(now, {stall.node for stall in stalls})
         for stall in stalls:
             self._report(stall.node, Refusal(f"{stall.reason}: {len(stall.request_ids)} sequences go elsewhere"))
-            self._take(stall)
+            self._take(stall, now)
             self.took_from(stall.node, now)
             self._conduct.doubt(stall.node, stall.reason)
 
@@ -129,7 +141,7 @@ class Rescue:
         free = self._free(nodes(), since=now - HELD_UP_S / 2) if silent else {}
         for peer, those in silent.items():
             if sum(free.values()) > free.get(peer, 0):
-                self._take(Stall(peer, those, f"no progress of {those[0]} for longer than usual"))
+                self._take(Stall(peer, those, f"no progress of {those[0]} for longer than usual"), now)
                 if not self._conduct.credible(peer):
                     self._conduct.doubt(peer, f"no progress of {those[0]} for longer than usual")
 
@@ -164,6 +176,7 @@ class Rescue:
             return
         views = list(nodes())
         free, well = self._free(views), self._free(views, since=now - HELD_UP_S / 2)
+        at_hand = {n.peer: n.capacity for n in views if n.live and not n.draining and not n.load and self.ended[n.peer]}
         queued = {n.peer: n.load - n.capacity for n in views}
         fault_s = max(TAKEN_EARLY_S, STAYS * self._paces.usual_s)
         doubted: dict[str, str] = {}
@@ -171,21 +184,23 @@ class Rescue:
         enough = DELIVERING * max((self.delivers(n.peer, now) for n in views), default=0.0)
         for hedge in hedges:
             places = well if hedge.behind_s else free
+            if hedge.behind_s > STANDSTILL_S and not any(well.values()):
+                places = at_hand
             if placed >= sum(places.values()) - places.get(hedge.node, 0):
                 continue
             placed += 1
             if hedge.behind_s and queued.get(hedge.node, 0) > 0 and not self._silences.begun(hedge.node, hedge.request_id):
                 queued[hedge.node] -= 1  # it was given more than it can decode at once: this one waits there for a slot
-                self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"))
+                self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"), now)
                 continue
             polite = self.ended[hedge.node] and not hedge.behind_s and not self._conduct.doubted(hedge.node)
             if polite and not self._overdue(hedge, now):
                 continue  # it has shown that it answers, and what it has made comes with the answer
             if hedge.behind_s and 0 < enough <= self.delivers(hedge.node, now):  # the sequence is silent, not the node
-                self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"), avoid=False)
+                self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"), now, avoid=False)
                 self.took_from(hedge.node, now)
                 continue
-            self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"))
+            self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"), now)
             if self.ended[hedge.node]:  # a stranger has few chances: the sooner it used them up, the better
                 self.took_from(hedge.node, now)
             if hedge.behind_s:
@@ -239,6 +254,15 @@ class Rescue:
             self.ask_back(hedge.node, (hedge.request_id,), now)
         return asked is not None and now - asked > HEDGE_ANSWER_S
 
+    def _avoid_no_longer(self, now: float) -> None:
+        """What was taken AVOID_S ago may come back to the node, unless that gave it up as well."""
+        while self._avoided and now - self._avoided[0][0] > AVOID_S:
+            _, node, request_id = self._avoided.popleft()
+            name = parse_request(request_id)
+            group = self._collector.books.groups.get(name.group_id) if name is not None else None
+            if name is not None and group is not None and node not in group.members[name.member].gave_up:
+                group.members[name.member].failed_on.discard(node)
+
     def _unanswered(self, now: float, but: set[str]) -> list[Stall]:
         """What was asked back ANSWER_S ago and is still there."""
         held = {(p, r) for p in {p for p, _ in self._asked} for r in self._collector.working(p) + self._beside().working(p)}
@@ -249,13 +273,15 @@ class Rescue:
                 found.setdefault(peer, []).append(request_id)
         return [Stall(p, tuple(r), f"asked for {r[0]}, it gave nothing back for {ANSWER_S:.0f} s") for p, r in found.items()]
 
-    def _take(self, stall: Stall, avoid: bool = True) -> None:
-        """Whatever the node says: these go elsewhere, and with `avoid` do not come back to it while another may have them."""
+    def _take(self, stall: Stall, now: float, avoid: bool = True) -> None:
+        """Whatever the node says: these go elsewhere, and with `avoid` do not come back to it for AVOID_S while another may have
+        them."""
         for request_id in stall.request_ids:
             if self._beside().owns(request_id):
                 self._beside().take(stall.node, request_id, stall.reason)
             else:
                 self._collector.declined(stall.node, request_id, stall.reason, retryable=True, avoid=avoid)
+                self._avoided += [(now, stall.node, request_id)] * avoid
         self.taken += len(stall.request_ids)
         self._cancel(tuple((stall.node, request_id) for request_id in stall.request_ids))
 

@@ -12,6 +12,7 @@ import trio
 
 from p2p.protocol.generation import GenerateRequest
 from tests.attacks.test_withholding import BEGUN_S, LEAST, TOKEN_S, Turned, open_run
+from tests.support.harness import wall
 from tests.swarm.test_head import Node
 
 SLOW_S = 5.0
@@ -83,4 +84,28 @@ async def test_nodes_that_pause_go_on(tmp_path: Path, autojump_clock, count: int
         under_attack = await run.pace(MEASURED_S)
         print(f"pausing beside {count}: {under_attack:.2f} of {alone:.2f}")
         assert under_attack >= LEAST * alone > 0.3
+        assert not any(node.closed for node in honest)
+
+
+@pytest.mark.parametrize("doubts", [1, 3])
+async def test_where_all_whose_word_counts_are_silent_others_go_on(tmp_path: Path, autojump_clock, doubts: int) -> None:
+    """The honest nodes are on trial, and have nothing to do: all that strangers may hold, and all else, is with one that turned.
+    No node whose word counts had a place that was not silent, so nothing was taken for as long as `stall_s`."""
+    turned = Turned(on=False)
+    async with trio.open_nursery() as nursery, open_run(tmp_path, nursery, stall_s=600.0) as run:
+        standing, honest = run.bench.head.trust.standing, list(run.nodes)
+        await trio.sleep(20)
+        alone = await run.pace(MEASURED_S)
+        big = await run.join(turned, capacity=64)
+        standing.ended(big.peer, 50_000)
+        nursery.start_soon(run.keep_coming, big, turned)
+        await trio.sleep(5)
+        turned.on = True
+        for node in honest:
+            for _ in range(doubts):
+                standing.doubt(node.peer, "paused", wall())
+        await trio.sleep(BEGUN_S)
+        under_attack = await run.pace(MEASURED_S)
+        print(f"all whose word counts are silent, {doubts}: {under_attack:.2f} of {alone:.2f}")
+        assert under_attack >= LEAST * alone
         assert not any(node.closed for node in honest)
