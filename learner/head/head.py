@@ -203,13 +203,13 @@ class Head(SwarmOwner):
 
     def node_views(self) -> list[NodeView]:
         """The dispatcher's view of the nodes."""
-        rollouts, now, epoch, active = self.rollouts, self.now(), self.epoch, self.generates
-        load, beside, counts, delivers = rollouts.load, rollouts.beside.footprint, self.trust.credible, rollouts.rescue.delivers
+        rollouts, now, epoch, active, counts = self.rollouts, self.now(), self.epoch, self.generates, self.trust.credible
+        load, beside, delivers = rollouts.load, rollouts.beside.footprint, rollouts.rescue.delivers(now)
         limits = self.trust.limits(load, lambda node: node.serves(epoch, now) and active(node.link.peer))
         return [
             node.view(
                 load(peer), epoch, now, active(peer), beside=beside(peer), limit=limits.get(peer), credible=counts(peer),
-                delivers=delivers(peer, now),
+                delivers=delivers(peer),
             ) for peer, node in self.nodes.items()
         ]
 

@@ -164,8 +164,7 @@ class Trust(NodeConduct, PeerConduct):
         nobody: else nothing that anybody holds could be taken."""
         if self.standing.proven(peer) and not self.doubted(peer):
             return True
-        record = self.standing.of(peer)
-        return not self._credible_here and record.delivered > 0 and not record.doubts
+        return not self._credible_here and self.standing.made_since_expelled(peer) and not self.standing.doubts(peer)
 
     def doubted(self, peer: str) -> bool:
         return self.standing.doubted(peer, self._wall())

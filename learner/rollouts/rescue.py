@@ -123,9 +123,9 @@ class Rescue:
         """So many tokens came from it."""
         self._deliveries.came(peer, tokens, now)
 
-    def delivers(self, peer: str, now: float) -> float:
-        """Tokens that came from it lately, while silent nodes hold the trainer up; else 0, and it is not gone by."""
-        return self._deliveries.lately(peer, now) if self._silences.many(now) else 0.0
+    def delivers(self, now: float) -> Callable[[str], float]:
+        """node -> tokens that came from it lately, while silent nodes hold the trainer up; else 0, and it is not gone by."""
+        return partial(self._deliveries.lately, now=now) if self._silences.many(now) else lambda peer: 0.0
 
     def _move_silent(
         self, held: Mapping[str, Mapping[str, int]], now: float, nodes: Callable[[], Iterable[NodeView]]
@@ -181,7 +181,8 @@ class Rescue:
         fault_s = max(TAKEN_EARLY_S, STAYS * self._paces.usual_s)
         doubted: dict[str, str] = {}
         placed = 0
-        enough = DELIVERING * max((self.delivers(n.peer, now) for n in views), default=0.0)
+        delivers = self.delivers(now)
+        enough = DELIVERING * max((delivers(n.peer) for n in views), default=0.0)
         for hedge in hedges:
             places = well if hedge.behind_s else free
             if hedge.behind_s > STANDSTILL_S and not any(well.values()):
@@ -196,7 +197,7 @@ class Rescue:
             polite = self.ended[hedge.node] and not hedge.behind_s and not self._conduct.doubted(hedge.node)
             if polite and not self._overdue(hedge, now):
                 continue  # it has shown that it answers, and what it has made comes with the answer
-            if hedge.behind_s and 0 < enough <= self.delivers(hedge.node, now):  # the sequence is silent, not the node
+            if hedge.behind_s and 0 < enough <= delivers(hedge.node):  # the sequence is silent, not the node
                 self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"), now, avoid=False)
                 self.took_from(hedge.node, now)
                 continue

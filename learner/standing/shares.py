@@ -71,7 +71,7 @@ def limits(
             unproven.append(node)
         if standing.delivered(node.peer) and not standing.doubted(node.peer, now):
             places += may if node.able else 0
-        elif standing.delivered(node.peer) and not standing.of(node.peer).doubts:
+        elif standing.delivered(node.peer) and not standing.doubts(node.peer):
             again.append(node)
         else:
             strangers.append(node)
@@ -88,13 +88,8 @@ def limits(
 
 def _deal(out: dict[str, int], standing: Standing, nodes: Sequence[NodeHolding], left: int) -> None:
     """Let these have `left` sequences more together, in their order."""
-    for node in sorted(nodes, key=lambda n: _order(standing, n.peer)):
+    for node in sorted(nodes, key=lambda n: standing.order(n.peer)):
         may = out.get(node.peer, node.capacity)
         more = max(0, min(left, may - node.load)) if node.able else 0
         out[node.peer] = min(may, node.load + more)  # what it holds beyond that raises nothing
         left -= more
-
-
-def _order(standing: Standing, peer: str) -> tuple[int, int, int, str]:
-    record = standing.of(peer)
-    return record.expelled, record.doubts, -record.delivered, peer

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 FIRST = 2
 """Sequences that a peer without a record may hold."""
@@ -96,6 +97,16 @@ class PeerRecord:
     barred_until: float = 0.0
     why: str = ""
     """of the last doubt or expulsion"""
+
+
+class TrialOrder(NamedTuple):
+    """Who was never expelled comes first, then who is least doubted, then who delivered most."""
+
+    expelled: int
+    doubts: int
+    owes: int
+    """completion tokens that it delivered, less than nothing"""
+    peer: str
 
 
 @dataclass
@@ -202,8 +213,12 @@ class Standing:
 
     def delivered(self, peer: str) -> bool:
         """Whether it ended anything as asked since it was last expelled."""
+        return self.trusts(peer) or self.made_since_expelled(peer)
+
+    def made_since_expelled(self, peer: str) -> bool:
+        """The same, of a trusted peer too."""
         record = self._records.get(peer)
-        return self.trusts(peer) or (record is not None and record.delivered > 0)
+        return record is not None and record.delivered > 0
 
     def proven(self, peer: str) -> bool:
         """Whether it delivered enough, and had enough of it checked where anything is."""
@@ -224,6 +239,16 @@ class Standing:
         """Seconds for which it is still expelled; 0 when it may come."""
         record = self._records.get(peer)
         return max(0.0, record.barred_until - now) if record is not None else 0.0
+
+    def doubts(self, peer: str) -> int:
+        """Doubts since it last ended a sequence as asked."""
+        record = self._records.get(peer)
+        return record.doubts if record is not None else 0
+
+    def order(self, peer: str) -> TrialOrder:
+        """Where it comes among the others where there is little for those who are not proven."""
+        record = self._records.get(peer)
+        return TrialOrder(record.expelled, record.doubts, -record.delivered, peer) if record else TrialOrder(0, 0, 0, peer)
 
     def why(self, peer: str) -> str:
         """Of its last doubt or expulsion; "" when there was none."""

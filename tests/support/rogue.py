@@ -38,6 +38,7 @@ class Rogue:
         self.network, self.victim, self.peer = network, victim, network.peer_id
         self.heard: list[object] = []
         self.closed = ""
+        self._gone = trio.Event()
         self.control: Channel
         self.bulk: Channel
 
@@ -56,6 +57,7 @@ class Rogue:
                 self.heard.append(decode(await channel.receive()))
         except ChannelClosed as closed:
             self.closed = self.closed or str(closed)
+            self._gone.set()
 
     async def say(self, *messages: object) -> None:
         for message in messages:
@@ -63,6 +65,5 @@ class Rogue:
 
     async def until_closed(self, seconds: float = 10.0) -> str:
         with trio.fail_after(seconds):
-            while not self.closed:
-                await trio.sleep(0.05)
+            await self._gone.wait()
         return self.closed
