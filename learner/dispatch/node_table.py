@@ -78,6 +78,8 @@ class NodeView:
     """its word counts"""
     delivers: float = 0.0
     """tokens that came from it lately, while silent nodes hold the trainer up; 0: not gone by"""
+    unheard_s: float = 0.0
+    """seconds since it last said how it is"""
 
     @property
     def load(self) -> int:

@@ -154,7 +154,7 @@ class NodeState:
             tokens_per_s=self.tokens_per_s, live=live, draining=self.draining or self.updating or not active or bool(self.rests),
             holds_back=self.updating and active and not self.draining,
             context=beside.context, growth=beside.growth, room=float(self.kv_tokens), limit=limit, credible=credible,
-            delivers=delivers,
+            delivers=delivers, unheard_s=now - self.heard,
         )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:

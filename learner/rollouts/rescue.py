@@ -6,7 +6,7 @@ was asked back and did not come. Must not know how a link is closed, or what a r
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 
@@ -15,11 +15,10 @@ from learner.rollouts.beside import BesideTraining
 from learner.rollouts.buffers import TrainingBuffers
 from learner.rollouts.collector import Collector
 from learner.rollouts.deliveries import Deliveries
-from learner.rollouts.group import parse_request
 from learner.rollouts.hedging import Hedge, to_hedge
 from learner.rollouts.outcomes import Cancel
 from learner.rollouts.paces import STAYS, PaceWatch
-from learner.rollouts.silences import HELD_UP_S, SilenceWatch
+from learner.rollouts.silences import HELD_UP_S, MANY_S, SilenceWatch
 from learner.rollouts.stalls import Stall, StallWatch
 from learner.standing.port import NodeConduct
 from p2p.errors import Refusal
@@ -49,9 +48,9 @@ AVOID_S = 10.0
 """Seconds for which what was taken from a node does not come back to it. Were it for good, a sequence taken from all nodes that
 may hold anything would wait for one that may not."""
 
-STANDSTILL_S = 20.0
-"""Where all nodes whose word counts have been silent for so long, others that made something before and have nothing to do show
-that it is not the network: then it is the fault of those that are silent."""
+STANDSTILL_S, HEARD_S = 20.0, 3.0
+"""Where all nodes whose word counts have been silent for the first time, others that made something before, have nothing to do,
+and were heard within the second show that it is not the network: then it is the fault of those that are silent."""
 
 MOVES = 3
 """A request that was given to so many nodes is left where it is, unless that stalls."""
@@ -75,8 +74,10 @@ class Rescue:
         self._deliveries = Deliveries()
         self._looked = self._hedged = float("inf")
         """when that was done last"""
-        self._avoided: deque[tuple[float, str, str]] = deque()
-        """(when, node, request id) of what was taken"""
+        self._avoided: dict[tuple[str, str], float] = {}
+        """(node, group.member) -> when it was taken from there"""
+        self._spared: dict[tuple[str, str], float] = {}
+        """the same, of what was taken without a doubt"""
         self._asked: dict[tuple[str, str], float] = {}
         """(node, request id) -> when it was asked back"""
         self._waits: float | None = None
@@ -176,7 +177,10 @@ class Rescue:
             return
         views = list(nodes())
         free, well = self._free(views), self._free(views, since=now - HELD_UP_S / 2)
-        at_hand = {n.peer: n.capacity for n in views if n.live and not n.draining and not n.load and self.ended[n.peer]}
+        at_hand = {
+            n.peer: 1 for n in views
+            if n.live and not n.draining and not n.load and self.ended[n.peer] and n.unheard_s < HEARD_S
+        }  # fmt: skip
         queued = {n.peer: n.load - n.capacity for n in views}
         fault_s = max(TAKEN_EARLY_S, STAYS * self._paces.usual_s)
         doubted: dict[str, str] = {}
@@ -197,7 +201,8 @@ class Rescue:
             polite = self.ended[hedge.node] and not hedge.behind_s and not self._conduct.doubted(hedge.node)
             if polite and not self._overdue(hedge, now):
                 continue  # it has shown that it answers, and what it has made comes with the answer
-            if hedge.behind_s and 0 < enough <= delivers(hedge.node):  # the sequence is silent, not the node
+            paused = hedge.behind_s and 0 < enough <= delivers(hedge.node)  # the sequence is silent, not the node
+            if paused and (hedge.node, _member(hedge.request_id)) not in self._spared:
                 self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"), now, avoid=False)
                 self.took_from(hedge.node, now)
                 continue
@@ -257,12 +262,13 @@ class Rescue:
 
     def _avoid_no_longer(self, now: float) -> None:
         """What was taken AVOID_S ago may come back to the node, unless that gave it up as well."""
-        while self._avoided and now - self._avoided[0][0] > AVOID_S:
-            _, node, request_id = self._avoided.popleft()
-            name = parse_request(request_id)
-            group = self._collector.books.groups.get(name.group_id) if name is not None else None
-            if name is not None and group is not None and node not in group.members[name.member].gave_up:
-                group.members[name.member].failed_on.discard(node)
+        self._spared = {pair: at for pair, at in self._spared.items() if now - at < MANY_S}
+        for node, member in [pair for pair, at in self._avoided.items() if now - at > AVOID_S]:
+            del self._avoided[node, member]
+            group_id, _, index = member.partition(".")
+            group = self._collector.books.groups.get(int(group_id))
+            if group is not None and node not in group.members[int(index)].gave_up:
+                group.members[int(index)].failed_on.discard(node)
 
     def _unanswered(self, now: float, but: set[str]) -> list[Stall]:
         """What was asked back ANSWER_S ago and is still there."""
@@ -282,13 +288,18 @@ class Rescue:
                 self._beside().take(stall.node, request_id, stall.reason)
             else:
                 self._collector.declined(stall.node, request_id, stall.reason, retryable=True, avoid=avoid)
-                self._avoided += [(now, stall.node, request_id)] * avoid
+                (self._avoided if avoid else self._spared)[stall.node, _member(request_id)] = now
         self.taken += len(stall.request_ids)
         self._cancel(tuple((stall.node, request_id) for request_id in stall.request_ids))
 
 
 def _not_behind(node: str, request_id: str, tokens: int) -> float:
     return 0.0
+
+
+def _member(request_id: str) -> str:
+    """The parts of a request's name that stay: group.member."""
+    return request_id.rpartition(".")[0]
 
 
 def _attempt(request_id: str) -> int:

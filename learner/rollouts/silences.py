@@ -24,8 +24,9 @@ HELD_UP_S, BEGIN_S, USUALS = 3.0, 9.0, 2.0
 be long; and so many times what is usual."""
 
 NEARLY_ALL, LONGER = 0.95, 6.0
-"""Where hardly any of the ended sequences was silent for long, no prompt takes long: one that has made no progress yet is behind
-after so many times what this share of them were silent for, and at HELD_UP_S and BEGIN_S at least and at the most."""
+"""Where hardly any of the ended sequences was silent for long, and now MANY nodes have not begun with sequences of MANY groups,
+that is no long prompt: such a sequence is behind after so many times what this share of the ended were silent for, and at
+HELD_UP_S and BEGIN_S at least and at the most. One long prompt keeps the members of one group waiting, at several nodes."""
 
 MANY, MANY_S, HURRY = 3, 60.0, 1 / 3
 """So many nodes that held the trainer up by silence within so many seconds are no chance: those that are left have this share of
@@ -54,6 +55,8 @@ class SilenceWatch:
         """the same by length; empty while that is not known"""
         self._held_up: dict[str, float] = {}
         """node -> when it held the trainer up last, lately"""
+        self._waiting = False
+        """whether, at the last look, MANY nodes had not begun with sequences of MANY groups for HELD_UP_S and what is usual"""
 
     @property
     def usual_s(self) -> float:
@@ -68,6 +71,10 @@ class SilenceWatch:
         for node, requests in held.items():
             for request_id, tokens in requests.items():
                 self._seen[node, request_id] = _progress(seen.get((node, request_id)), tokens, now, least)
+        bound = now - HELD_UP_S - USUALS * self.usual_s
+        waiting = [pair for pair, seen in self._seen.items() if not seen.begun and seen.at < bound]
+        groups = {request_id.partition(".")[0] for _, request_id in waiting}
+        self._waiting = len({node for node, _ in waiting}) >= MANY and len(groups) >= MANY
 
     def ended(self, node: str, request_id: str, now: float) -> None:
         """It ended as asked. What came and went between two looks was not silent for long."""
@@ -96,7 +103,7 @@ class SilenceWatch:
         usual = self.usual_s
         if math.isinf(usual):
             return 0.0
-        begin = min(BEGIN_S, max(HELD_UP_S, LONGER * self._share(NEARLY_ALL)))
+        begin = min(BEGIN_S, max(HELD_UP_S, LONGER * self._share(NEARLY_ALL))) if self._waiting else BEGIN_S
         allowed = HURRY ** self.many(now) * (HELD_UP_S if seen.begun else begin) + USUALS * usual
         return silent if silent > allowed else 0.0
 

@@ -109,3 +109,30 @@ async def test_where_all_whose_word_counts_are_silent_others_go_on(tmp_path: Pat
         print(f"all whose word counts are silent, {doubts}: {under_attack:.2f} of {alone:.2f}")
         assert under_attack >= LEAST * alone
         assert not any(node.closed for node in honest)
+
+
+@pytest.mark.parametrize("first_s", [5.0, 8.0])
+async def test_a_long_prompt_now_and_then_is_nobody_s_fault(tmp_path: Path, autojump_clock, first_s: float) -> None:
+    """No attack at all: the prompt of one group in 33 takes seconds, at whatever node. Taken after 3 s it would never end."""
+
+    async def prefill(node: Node, request: GenerateRequest) -> None:
+        long = int(request.request_id.partition(".")[0]) % 33 == 0
+
+        async def make() -> None:
+            await trio.sleep(2 * TOKEN_S + long * first_s)
+            if not node.closed:
+                await node.finish(request)
+
+        node.nursery.start_soon(make)
+
+    async with trio.open_nursery() as nursery, open_run(tmp_path, nursery, honest_nodes=0, stall_s=120.0) as run:
+        standing = run.bench.head.trust.standing
+        honest = [await run.join(prefill) for _ in range(6)]
+        await trio.sleep(20)
+        for node in honest:
+            standing.ended(node.peer, 100)
+        before = sum(standing.of(node.peer).doubted for node in honest)
+        pace = await run.pace(MEASURED_S)
+        print(f"long prompts of {first_s} s: {pace:.2f}")
+        assert sum(standing.of(node.peer).doubted for node in honest) == before
+        assert pace > 0.6 * 5.0 / first_s, "a long one in eight steps"

@@ -45,17 +45,33 @@ def test_a_prompt_may_be_long() -> None:
     assert watch.behind("n", "a", 7, 100.5 + bound, least=0.0) == bound + 0.5
 
 
-def test_where_nearly_all_begin_at_once_no_prompt_is_long() -> None:
+def waiting(watch: SilenceWatch, groups: int, nodes: int, until: float) -> None:
+    """From 100 on, so many nodes do not begin with sequences of so many groups; it is looked at every second."""
+    for at in range(100, int(until) + 1):
+        held = {f"n{number}": {f"{number % groups}.{number}.0": 0} for number in range(nodes)}
+        watch.look(held, float(at), least=0.0)
+
+
+def test_where_nearly_all_begin_at_once_and_many_do_not_no_prompt_is_long() -> None:
     few = round(LEAST_ENDED * 5 * (1 - NEARLY_ALL))
     for slow, begin in (few, HELD_UP_S), (few + 1, BEGIN_S):  # engines that pause, now and then or more often
         watch = watch_of(*[0.25] * (LEAST_ENDED * 5 - slow), *[4.0] * slow)
         bound = begin + USUALS * 0.25
-        assert not watch.behind("n", "a", 7, 100.0, least=0.0) and not watch.behind("n", "a", 7, 100.0 + bound, least=0.0)
-        assert watch.behind("n", "a", 7, 100.5 + bound, least=0.0) == bound + 0.5
+        waiting(watch, MANY, MANY, 100.0 + bound + 1)
+        assert not watch.behind("n0", "0.0.0", 0, 100.0 + bound, least=0.0)
+        assert watch.behind("n0", "0.0.0", 0, 100.5 + bound, least=0.0) == bound + 0.5
     watch = watch_of(*[1.0] * LEAST_ENDED)
     bound = LONGER * 1.0 + USUALS * 1.0
-    assert HELD_UP_S < LONGER < BEGIN_S and not watch.behind("n", "a", 7, 100.0, least=0.0)
-    assert not watch.behind("n", "a", 7, 100.0 + bound, least=0.0) and watch.behind("n", "a", 7, 100.5 + bound, least=0.0)
+    waiting(watch, MANY, MANY, 100.0 + bound)
+    assert HELD_UP_S < LONGER < BEGIN_S and not watch.behind("n0", "0.0.0", 0, 100.0 + bound, least=0.0)
+    assert watch.behind("n0", "0.0.0", 0, 100.5 + bound, least=0.0)
+
+
+def test_one_long_prompt_or_one_node_is_not_many() -> None:
+    for groups, nodes in (1, MANY + 1), (MANY, MANY - 1):
+        watch = watch_of(*[0.25] * LEAST_ENDED)
+        waiting(watch, groups, nodes, 108.0)
+        assert not watch.behind("n0", "0.0.0", 0, 100.0 + BEGIN_S + USUALS * 0.25, least=0.0)
 
 
 def test_a_token_now_and_then_is_no_progress_where_others_make_many() -> None:
