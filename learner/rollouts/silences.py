@@ -28,9 +28,10 @@ NEARLY_ALL, LONGER = 0.95, 6.0
 that is no long prompt: such a sequence is behind after so many times what this share of the ended were silent for, and at
 HELD_UP_S and BEGIN_S at least and at the most. One long prompt keeps the members of one group waiting, at several nodes."""
 
-MANY, MANY_S, HURRY = 3, 60.0, 1 / 3
+MANY, MANY_S, HURRY = 3, 120.0, 1 / 3
 """So many nodes that held the trainer up by silence within so many seconds are no chance: those that are left have this share of
-HELD_UP_S and BEGIN_S, and this share of that once MANY times as many did."""
+HELD_UP_S and BEGIN_S, and this share of that once MANY times as many did. Longer than a first doubt lasts: who comes back to it
+then would find all patience again."""
 
 
 @dataclass(slots=True)
