@@ -139,4 +139,4 @@ def test_where_many_did_patience_is_shorter_still() -> None:
         watch.held_up(f"n{number}", 0.0)
     assert not watch.behind("n", "a", 7, 1.0, least=0.0) and not watch.behind("n", "a", 7, 1.5 + shortest, least=0.0)
     watch.held_up("one more", 1.0)
-    assert watch.behind("n", "a", 7, 1.5 + shortest, least=0.0) and watch.many(1.0) == 2 and watch.many(61.0) == 0
+    assert watch.behind("n", "a", 7, 1.5 + shortest, least=0.0) and watch.many(1.0) == 2 and watch.many(1.0 + MANY_S) == 0
