@@ -149,6 +149,11 @@ def parse_request(request_id: str) -> RequestName | None:
     return name if str(name) == request_id else None
 
 
+def member_name(request_id: str) -> str:
+    """The parts of a request's name that stay from attempt to attempt: "group.member"."""
+    return request_id.rpartition(".")[0]
+
+
 def running_group(reserved: ReservedGroup, spec: GroupSpec, sampling: Sampling, members: list[RunningSample]) -> RunningGroup:
     """A reserved group, with what it is made from."""
     return RunningGroup(

@@ -15,6 +15,7 @@ from learner.rollouts.beside import BesideTraining
 from learner.rollouts.buffers import TrainingBuffers
 from learner.rollouts.collector import Collector
 from learner.rollouts.deliveries import Deliveries
+from learner.rollouts.group import member_name
 from learner.rollouts.hedging import Hedge, to_hedge
 from learner.rollouts.outcomes import Cancel
 from learner.rollouts.paces import STAYS, PaceWatch
@@ -202,7 +203,7 @@ class Rescue:
             if polite and not self._overdue(hedge, now):
                 continue  # it has shown that it answers, and what it has made comes with the answer
             paused = hedge.behind_s and 0 < enough <= delivers(hedge.node)  # the sequence is silent, not the node
-            if paused and (hedge.node, _member(hedge.request_id)) not in self._spared:
+            if paused and (hedge.node, member_name(hedge.request_id)) not in self._spared:
                 self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"), now, avoid=False)
                 self.took_from(hedge.node, now)
                 continue
@@ -288,18 +289,13 @@ class Rescue:
                 self._beside().take(stall.node, request_id, stall.reason)
             else:
                 self._collector.declined(stall.node, request_id, stall.reason, retryable=True, avoid=avoid)
-                (self._avoided if avoid else self._spared)[stall.node, _member(request_id)] = now
+                (self._avoided if avoid else self._spared)[stall.node, member_name(request_id)] = now
         self.taken += len(stall.request_ids)
         self._cancel(tuple((stall.node, request_id) for request_id in stall.request_ids))
 
 
 def _not_behind(node: str, request_id: str, tokens: int) -> float:
     return 0.0
-
-
-def _member(request_id: str) -> str:
-    """The parts of a request's name that stay: group.member."""
-    return request_id.rpartition(".")[0]
 
 
 def _attempt(request_id: str) -> int:

@@ -15,7 +15,7 @@ from learner.dispatch.forecast import Forecast
 from learner.dispatch.migration import Move, migrate
 from learner.dispatch.node_table import NodeView
 from learner.rollouts.collector import Collector
-from learner.rollouts.group import parse_request
+from learner.rollouts.group import member_name, parse_request
 from p2p.version import Version
 
 MOVES_A_NODE = 2
@@ -61,11 +61,11 @@ class Steering:
         if not self.strategies.migration:
             return []
         self._moved = {name: at for name, at in self._moved.items() if now - at < MOVE_AGAIN_S}
-        running = [r for r in self.forecast.running if _name(r.request_id) not in self._moved]
+        running = [r for r in self.forecast.running if member_name(r.request_id) not in self._moved]
         moves = migrate([self.forecast.view(node) for node in nodes], running, MOVES_A_NODE * len(nodes))
         for move in moves:
             self.moves[move.reason] += 1
-            self._moved[_name(move.request_id)] = now
+            self._moved[member_name(move.request_id)] = now
         return moves
 
     def _foreseen(self, request: WaitingSequence, now: float, step: int, collector: Collector) -> WaitingSequence:
@@ -74,7 +74,3 @@ class Steering:
         assert name is not None  # the collector made it
         key = request.group_id, name.member
         return self.forecast.request(request, key, now, step=step, task_index=task_index, feature=feature)
-
-
-def _name(request_id: str) -> str:
-    return request_id.rpartition(".")[0]

@@ -5,13 +5,14 @@ and then: what is done about the former must not stop the latter. A rule against
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 import trio
 
 from p2p.protocol.generation import GenerateRequest
-from tests.attacks.test_withholding import BEGUN_S, LEAST, TOKEN_S, Turned, open_run
+from tests.attacks.test_withholding import BEGUN_S, LEAST, TOKEN_S, Run, Turned, open_run
 from tests.support.harness import wall
 from tests.swarm.test_head import Node
 
@@ -34,23 +35,35 @@ async def slow(node: Node, request: GenerateRequest) -> None:
     node.nursery.start_soon(make)
 
 
-@pytest.mark.parametrize("count", [1, 3, 8, 40])
-async def test_slow_nodes_go_on(tmp_path: Path, autojump_clock, count: int) -> None:
+async def check_pace_beside(
+    path: Path, behave: Callable[..., Awaitable[None]], count: int, *, begun_s: float, least: float
+) -> None:
+    """Six honest nodes that make more than `least` steps a second alone, and `count` that turn."""
     turned = Turned(on=False)
-    async with trio.open_nursery() as nursery, open_run(tmp_path, nursery, honest_nodes=0, stall_s=120.0) as run:
-        standing = run.bench.head.trust.standing
-        honest = [await run.join(slow) for _ in range(6)]
-        await trio.sleep(60)
-        for node in honest:
-            standing.ended(node.peer, 100)
+    async with trio.open_nursery() as nursery, open_run(path, nursery, honest_nodes=0, stall_s=120.0) as run:
+        honest = await six_proven(run, behave, after_s=60)
         alone = await run.pace(MEASURED_S)
         await turned.join(run, nursery, count)
         turned.on = True
-        await trio.sleep(2 * BEGUN_S)
+        await trio.sleep(begun_s)
         under_attack = await run.pace(MEASURED_S)
-        print(f"slow beside {count}: {under_attack:.2f} of {alone:.2f}")
-        assert under_attack >= LEAST * alone > 0.1
+        print(f"{behave.__name__} beside {count}: {under_attack:.2f} of {alone:.2f}")
+        assert under_attack >= LEAST * alone > least
         assert not any(node.closed for node in honest)
+
+
+async def six_proven(run: Run, behave: Callable[..., Awaitable[None]], after_s: float) -> list[Node]:
+    """They come, and are proven after so many seconds."""
+    honest = [await run.join(behave) for _ in range(6)]
+    await trio.sleep(after_s)
+    for node in honest:
+        run.bench.head.trust.standing.ended(node.peer, 100)
+    return honest
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 40])
+async def test_slow_nodes_go_on(tmp_path: Path, autojump_clock, count: int) -> None:
+    await check_pace_beside(tmp_path, slow, count, begun_s=2 * BEGUN_S, least=0.1)
 
 
 @pytest.mark.parametrize("count", [12, 40])
@@ -70,21 +83,7 @@ async def test_nodes_that_pause_go_on(tmp_path: Path, autojump_clock, count: int
 
         node.nursery.start_soon(make)
 
-    turned = Turned(on=False)
-    async with trio.open_nursery() as nursery, open_run(tmp_path, nursery, honest_nodes=0, stall_s=120.0) as run:
-        standing = run.bench.head.trust.standing
-        honest = [await run.join(pausing) for _ in range(6)]
-        await trio.sleep(60)
-        for node in honest:
-            standing.ended(node.peer, 100)
-        alone = await run.pace(MEASURED_S)
-        await turned.join(run, nursery, count)
-        turned.on = True
-        await trio.sleep(BEGUN_S)
-        under_attack = await run.pace(MEASURED_S)
-        print(f"pausing beside {count}: {under_attack:.2f} of {alone:.2f}")
-        assert under_attack >= LEAST * alone > 0.3
-        assert not any(node.closed for node in honest)
+    await check_pace_beside(tmp_path, pausing, count, begun_s=BEGUN_S, least=0.3)
 
 
 @pytest.mark.parametrize("doubts", [1, 3])
@@ -126,11 +125,7 @@ async def test_a_long_prompt_now_and_then_is_nobody_s_fault(tmp_path: Path, auto
         node.nursery.start_soon(make)
 
     async with trio.open_nursery() as nursery, open_run(tmp_path, nursery, honest_nodes=0, stall_s=120.0) as run:
-        standing = run.bench.head.trust.standing
-        honest = [await run.join(prefill) for _ in range(6)]
-        await trio.sleep(20)
-        for node in honest:
-            standing.ended(node.peer, 100)
+        standing, honest = run.bench.head.trust.standing, await six_proven(run, prefill, after_s=20)
         before = sum(standing.of(node.peer).doubted for node in honest)
         pace = await run.pace(MEASURED_S)
         print(f"long prompts of {first_s} s: {pace:.2f}")
