@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 
-from learner.dispatch.node_table import DELIVERING, NodeView
+from learner.dispatch.node_table import NodeView
 from learner.rollouts.beside import BesideTraining
 from learner.rollouts.buffers import TrainingBuffers
 from learner.rollouts.collector import Collector
 from learner.rollouts.deliveries import Deliveries
 from learner.rollouts.group import member_name
-from learner.rollouts.hedging import Hedge, to_hedge
+from learner.rollouts.hedging import Fleet, Way, free_places, moves, to_hedge
 from learner.rollouts.outcomes import Cancel
 from learner.rollouts.paces import STAYS, PaceWatch
 from learner.rollouts.silences import HELD_UP_S, MANY_S, SilenceWatch
@@ -38,20 +38,12 @@ HEDGE_S = 0.25
 """Seconds that the trainer waits before what holds it up is taken from strangers, and from others what is behind; and between two
 looks at that."""
 
-HEDGE_ANSWER_S = 1.0
-"""Seconds in which a node that has ended a sequence before must give back what the trainer waits for. From one that never has, or
-was doubted lately, it is taken at once."""
-
 LATE_HEDGE_S, LATE_LOOK_S = 1.0, 4.0
 """Seconds since the last look after which nothing counts as silent: this process stood still, and has not read what came."""
 
 AVOID_S = 10.0
 """Seconds for which what was taken from a node does not come back to it. Were it for good, a sequence taken from all nodes that
 may hold anything would wait for one that may not."""
-
-STANDSTILL_S, HEARD_S = 20.0, 3.0
-"""Where all nodes whose word counts have been silent for the first time, others that made something before, have nothing to do,
-and were heard within the second show that it is not the network: then it is the fault of those that are silent."""
 
 MOVES = 3
 """A request that was given to so many nodes is left where it is, unless that stalls."""
@@ -140,21 +132,13 @@ class Rescue:
             peer: those for peer, requests in held.items()
             if (those := tuple(r for r, tokens in requests.items() if late(peer, r, tokens) and _attempt(r) < MOVES))
         }  # fmt: skip
-        free = self._free(nodes(), since=now - HELD_UP_S / 2) if silent else {}
+        credible, last_came = self._conduct.credible, self._deliveries.last
+        free = free_places(nodes(), credible, last_came, since=now - HELD_UP_S / 2) if silent else {}
         for peer, those in silent.items():
             if sum(free.values()) > free.get(peer, 0):
                 self._take(Stall(peer, those, f"no progress of {those[0]} for longer than usual"), now)
                 if not self._conduct.credible(peer):
                     self._conduct.doubt(peer, f"no progress of {those[0]} for longer than usual")
-
-    def _free(self, nodes: Iterable[NodeView], since: float | None = None) -> dict[str, int]:
-        """Free places of nodes whose word counts. With `since`: of those that have nothing to do, or from which tokens came since
-        then. What keeps all nodes silent at once is the fault of none."""
-        return {
-            n.peer: max(0, n.capacity - n.load) for n in nodes
-            if n.live and not n.draining and self._conduct.credible(n.peer)
-            and (since is None or not n.load or self._deliveries.last(n.peer) > since)
-        }  # fmt: skip
 
     def ask_back(self, peer: str, request_ids: Sequence[str], now: float) -> None:
         """Ask a node for these, with their tokens."""
@@ -176,47 +160,25 @@ class Rescue:
         behind = partial(self._silences.behind, now=now, least=self._paces.least) if on_time else _not_behind
         if not (hedges := to_hedge(ledger, self._collector, self._conduct.credible, behind)):
             return
-        views = list(nodes())
-        free, well = self._free(views), self._free(views, since=now - HELD_UP_S / 2)
-        at_hand = {
-            n.peer: 1 for n in views
-            if n.live and not n.draining and not n.load and self.ended[n.peer] and n.unheard_s < HEARD_S
-        }  # fmt: skip
-        queued = {n.peer: n.load - n.capacity for n in views}
-        fault_s = max(TAKEN_EARLY_S, STAYS * self._paces.usual_s)
+        fleet = Fleet(
+            list(nodes()), credible=self._conduct.credible, doubted=self._conduct.doubted, ended=self.ended,
+            last_came=self._deliveries.last, delivers=self.delivers(now), begun=self._silences.begun, asked=self._asked,
+            spared=self._spared, fault_s=max(TAKEN_EARLY_S, STAYS * self._paces.usual_s),
+        )  # fmt: skip
         doubted: dict[str, str] = {}
-        placed = 0
-        delivers = self.delivers(now)
-        enough = DELIVERING * max((delivers(n.peer) for n in views), default=0.0)
-        for hedge in hedges:
-            places = well if hedge.behind_s else free
-            if hedge.behind_s > STANDSTILL_S and not any(well.values()):
-                places = at_hand
-            if placed >= sum(places.values()) - places.get(hedge.node, 0):
+        for hedge, way, doubt in moves(hedges, fleet, now):
+            if way is Way.ASK:
+                self.ask_back(hedge.node, (hedge.request_id,), now)
                 continue
-            placed += 1
-            if hedge.behind_s and queued.get(hedge.node, 0) > 0 and not self._silences.begun(hedge.node, hedge.request_id):
-                queued[hedge.node] -= 1  # it was given more than it can decode at once: this one waits there for a slot
-                self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"), now)
+            self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"), now, avoid=way is not Way.PAUSED)
+            if way is Way.QUEUED:
                 continue
-            polite = self.ended[hedge.node] and not hedge.behind_s and not self._conduct.doubted(hedge.node)
-            if polite and not self._overdue(hedge, now):
-                continue  # it has shown that it answers, and what it has made comes with the answer
-            paused = hedge.behind_s and 0 < enough <= delivers(hedge.node)  # the sequence is silent, not the node
-            if paused and (hedge.node, member_name(hedge.request_id)) not in self._spared:
-                self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"), now, avoid=False)
+            if way is Way.PAUSED or self.ended[hedge.node]:  # a stranger has few chances: the sooner it used them up, the better
                 self.took_from(hedge.node, now)
-                continue
-            self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"), now)
-            if self.ended[hedge.node]:  # a stranger has few chances: the sooner it used them up, the better
-                self.took_from(hedge.node, now)
-            if hedge.behind_s:
+            if way is Way.TAKE and hedge.behind_s:
                 self._silences.held_up(hedge.node, now)
-            if hedge.behind_s or now - hedge.since > fault_s:
-                doubted[hedge.node] = (
-                    f"{hedge.request_id} held the trainer up: no progress for {hedge.behind_s:.1f} s" if hedge.behind_s else
-                    f"{hedge.request_id} held the trainer up, after {now - hedge.since:.1f} s at this node"
-                )  # fmt: skip
+            if doubt:
+                doubted[hedge.node] = doubt
         for node, why in doubted.items():
             self._conduct.doubt(node, why)
 
@@ -253,13 +215,6 @@ class Rescue:
         forget_oldest(self._all_ended, stays=held.__contains__)
         self._deliveries.forget(held.__contains__)
         forget_oldest(self._collector.failures_by_node)
-
-    def _overdue(self, hedge: Hedge, now: float) -> bool:
-        """Whether a node was asked for this and has not given it back; it is asked the first time."""
-        asked = self._asked.get((hedge.node, hedge.request_id))
-        if asked is None:
-            self.ask_back(hedge.node, (hedge.request_id,), now)
-        return asked is not None and now - asked > HEDGE_ANSWER_S
 
     def _avoid_no_longer(self, now: float) -> None:
         """What was taken AVOID_S ago may come back to the node, unless that gave it up as well."""
