@@ -16,5 +16,5 @@ HOW_MANY = [1, 8, 60] if NIGHTLY else [8]
 
 
 def examples(usual: int, nightly: int = 10_000) -> int:
-    """`max_examples` of a test."""
+    """`max_examples` of a test, or how often it draws."""
     return nightly if NIGHTLY else usual

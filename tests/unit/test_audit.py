@@ -18,6 +18,7 @@ from learner.audit.statistic import distances
 from node.engine.sampling import SamplingParams, sample
 from p2p.errors import UsageError
 from p2p.protocol.seeded import seed_keys, uniforms
+from tests.support.nightly import examples
 
 VOCABULARY = 200
 
@@ -63,10 +64,10 @@ HONEST = HonestMeans(far=2e-3, near=1e-2, off=0.02, bias=2e-3)
 
 
 def test_an_honest_node_is_never_caught() -> None:
-    """600 nodes of 20,000 tokens each, at the very edge of what is honest: one in 10,000 may be."""
+    """100 nodes (nightly 600) of 20,000 tokens each, at the very edge of what is honest: one in 10,000 may be."""
     rng = np.random.default_rng(0)
     caught = 0
-    for _ in range(600):
+    for _ in range(examples(100, 600)):
         test = NodeTest(HONEST)
         look(test, rng, 20_000, far=HONEST.far)
         caught += test.verdict().caught

@@ -10,6 +10,7 @@ import pytest
 from learner.audit.calibration import LEAST, NodeArithmetic, from_json, measure, to_json, widest
 from learner.audit.sequential import NOISE_SCALES, HonestMeans, KindsTest, NodeTest, logit_differences
 from p2p.errors import UsageError
+from tests.support.nightly import examples
 
 EXACT, ROUNDS = NodeArithmetic("transformers", "float32", "cpu"), NodeArithmetic("vllm", "bfloat16", "cpu")
 
@@ -48,13 +49,14 @@ def test_evidence_is_known_after_each_token() -> None:
 
 
 def test_honest_nodes_at_the_edge_of_their_kind_are_not_caught() -> None:
-    """200 nodes of 10,000 tokens, whose noise is as much, and lacks as much, as is honest in the mean: one in 10,000 may be."""
+    """50 nodes (nightly 200) of 10,000 tokens, whose noise is as much, and lacks as much, as is honest in the mean: one in 10,000
+    may be."""
     rng, caught = np.random.default_rng(0), 0
     logits = np.abs(logit_differences(*tokens(rng, 200_000, 0.01)[1:]))
     logits = logits[~np.isnan(logits)]
     shares = [np.minimum(logits / scale, 1.0) for scale in NOISE_SCALES]
     edge = HonestMeans(noise=tuple(float(s.mean()) for s in shares), quiet=tuple(float(1 - s.mean()) for s in shares))
-    for _ in range(200):
+    for _ in range(examples(50, 200)):
         test = NodeTest(edge)
         test.look(*tokens(rng, 10_000, 0.01))
         caught += bool(test.caught_at)
@@ -111,9 +113,9 @@ def test_a_suspect_is_found_in_noise_that_is_louder() -> None:
 
 
 def test_honest_nodes_do_not_look_like_suspects() -> None:
-    """200 nodes whose products are, in the mean, what is honest at most."""
+    """50 nodes (nightly 200) whose products are, in the mean, what is honest at most."""
     rng, caught = np.random.default_rng(8), 0
-    for _ in range(200):
+    for _ in range(examples(50, 200)):
         moves = 0.007 * rng.standard_normal(10_000)
         columns = tokens(rng, 10_000, 0.02, toward=0.02 * moves)
         test = NodeTest(HonestMeans(level=0.016, toward=0.02), suspects=("older",))
