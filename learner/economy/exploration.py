@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from learner.economy.candidates import Candidate, Rules
+from p2p.forgetting import forget_oldest, renewed
 
 TRIAL_SHARE = 0.1
 """Nodes on trial at one time, as a share of the active ones (at least one): they take work from the others."""
@@ -42,7 +43,8 @@ class Exploration:
     """US dollars, less what running trials may still cost"""
     trials: dict[str, Trial] = field(default_factory=dict, init=False)
     """peer -> its trial"""
-    tried: set[str] = field(default_factory=set, init=False)
+    tried: dict[str, float] = field(default_factory=dict, init=False)
+    """peer -> when its trial ended, the longest ago first; of too many the first are forgotten, and may be tried again"""
     _now: float = field(default=-math.inf, init=False, repr=False)
 
     def proceed(self, now: float, pool: dict[str, Candidate], needed_usd_per_hour: float) -> None:
@@ -65,7 +67,9 @@ class Exploration:
         if until > since:
             self.allowance += reserved * max(0.0, min(1.0, (until - now) / (until - since)))
         if tried:
-            self.tried.add(peer)
+            self.tried[peer] = now
+            renewed(self.tried, peer)
+            forget_oldest(self.tried)
 
     def begin(
         self, now: float, candidates: Iterable[Candidate], active: int, room_usd_per_hour: float,

@@ -16,6 +16,7 @@ import numpy as np
 from learner.client.messages import Begin, Begun, SealVersion, SegmentDone
 from learner.publish.published import Published, PublishedVersions
 from p2p.errors import ShoalError, UsageError
+from p2p.forgetting import forget_oldest
 from p2p.identity import Identity
 from p2p.layout import Layout
 from p2p.limits import MAX_CHUNK, MAX_CHUNKS, MAX_SEGMENT, MAX_SEGMENTS
@@ -215,7 +216,9 @@ class Publisher:
         if published is None:
             return None
         published.peer_bytes += peer_bytes
-        return published.installed.setdefault(peer, self._now() - published.began)
+        took = published.installed.setdefault(peer, self._now() - published.began)
+        forget_oldest(published.installed)
+        return took
 
     def count_traffic(self) -> None:
         """Update `Published.sent` of every manifest that is kept."""

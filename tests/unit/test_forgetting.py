@@ -12,6 +12,8 @@ import pytest
 from learner.audit.calibration import Calibration, NodeArithmetic
 from learner.audit.plan import MOST_TESTED, AuditPlan, ToldKind
 from learner.economy.bill import Bill
+from learner.economy.candidates import Rules
+from learner.economy.exploration import Exploration, Trial
 from learner.economy.rates import NodeRates
 from learner.head.trust import Trust
 from learner.journal.journal import Journal
@@ -108,6 +110,14 @@ def test_accounts_and_rates() -> None:
     bill.left("paid", 1.0)
     assert [(row.peer, row.usd) for row in bill.rows()] == [("paid", 1.0)]
     assert len(rates._rates) <= MOST_NODES and len(rates._kinds) <= MOST_NODES  # what is kept has no other face
+
+
+def test_nodes_that_were_tried() -> None:
+    exploration = Exploration(Rules())
+    for i in range(MANY):
+        exploration.trials[f"n{i}"] = Trial(0.0, 10.0, 0.0)
+        exploration.end(f"n{i}", 10.0)
+    assert len(exploration.tried) <= MOST_NODES and f"n{MANY - 1}" in exploration.tried
 
 
 def test_rows_of_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
