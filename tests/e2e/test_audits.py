@@ -64,7 +64,8 @@ def test_a_cheat_is_caught_and_the_run_goes_on_without_it_and_without_its_audito
     assert result["trajectories"]["consumed"] == STEPS * 16 * 16
     nodes = {node["name"]: node for node in result["nodes"]}
     assert nodes["honest"]["alive"] and nodes["honest"]["expelled"] == 0 and nodes["honest"]["standing"] == "proven"
-    assert not nodes["cheat"]["alive"] and "audits: " in nodes["cheat"]["reason"], nodes["cheat"]
+    cheat = nodes["cheat"]  # half a minute later it may come again, and is then a stranger of whom all is checked
+    assert cheat["standing"] == "on trial" if cheat["alive"] else "audits: " in cheat["reason"], cheat
     caught, audits = result["caught"], result["audits"]
     assert "the auditor has measured what bfloat16 does to this model" in shoal.said("learner")
     assert audits["calibration"]["transformers/bfloat16/cpu"] < 0.12, "what is shipped for want of a measurement"
