@@ -173,7 +173,7 @@ def open_players(
 ) -> Iterator[Players]:
     """The source first, then the nodes but the late ones; all ready and linked. At the end they are gone, whatever they do.
 
-    `hosts`: host -> its IPv4 address. `on_host(host, command)`: what runs a command there. `sites`: host -> its site.
+    `hosts`: host -> its address. `on_host(host, command)`: what runs a command there. `sites`: host -> its site.
     """
 
     def launch(players: Players, name: str) -> None:

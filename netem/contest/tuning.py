@@ -29,9 +29,9 @@ def player_options(peer: str, profile: Profile, payload_bytes: int, mesh: int = 
     if is_ours(peer):
         congestion = {"congestion": profile.congestion} if profile.congestion in available_congestion() else {}
         return congestion | ({"mesh": mesh} if peer == "shoal" and mesh != MESH else {})
-    if peer == "shardcast":
-        return shardcast_options(profile, payload_bytes)
-    return {}
+    if profile.ipv6:
+        raise UsageError(f"{peer} is played over IPv4 only: its network must not have ipv6 = true")
+    return shardcast_options(profile, payload_bytes) if peer == "shardcast" else {}
 
 
 def congestion_in_force(peer: str, profile: Profile, on_hosts: str) -> str:

@@ -84,12 +84,12 @@ def choose(asked: str, *profiles: Profile) -> ChosenBackend:
     only do what the profiles need. UsageError for an unknown name, and where the back end asked for cannot run."""
     if asked not in BACKENDS:
         raise UsageError(f"no back end {asked!r}: {', '.join(BACKENDS)}")
-    natted = any(profile.natted for profile in profiles)
-    if natted and asked == TC:
-        raise UsageError("back end tc: NAT is emulated by the back end switch only")
+    natted, ipv6 = any(profile.natted for profile in profiles), any(profile.ipv6 for profile in profiles)
+    if asked == TC and (natted or ipv6):
+        raise UsageError(f"back end tc: {'NAT' if natted else 'IPv6'} is emulated by the back end switch only")
     if natted and (lacking := why_no_nat()):
         raise UsageError(lacking)
-    asked = SWITCH if natted else asked
+    asked = SWITCH if natted or ipv6 else asked
     all_of_it = asked == AUTO or not profiles or any(needs_netem(profile) for profile in profiles)
     why = "" if asked == SWITCH else why_not_tc(netem=all_of_it)
     if asked == TC and why:
@@ -131,7 +131,7 @@ def open_backend(name: str, profile: Profile, prefix: str) -> Iterator[Backend]:
     else:
         names = [h.name for h in profile.hosts]
         plain = partial(open_namespaces, names, mtu=profile.mtu, prefix=prefix, congestion=profile.congestion)
-        with open_hosts(profile, prefix) if profile.natted else plain() as hosts:
+        with open_hosts(profile, prefix) if profile.natted or profile.ipv6 else plain() as hosts:
             yield SwitchBackend(profile, hosts)
 
 

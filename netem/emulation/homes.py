@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,9 @@ from p2p.processes import start, wait_or_kill
 PUBLIC = ipaddress.ip_network("11.77.0.0/16")
 """Addresses in a network with NAT. They are of the public internet, since members tell public and private addresses apart; the
 namespaces lead nowhere, so no packet of theirs leaves this machine."""
+
+PUBLIC_IPV6 = ipaddress.ip_network("2a77:7777::/64")
+"""The same in a network of IPv6."""
 
 HOME = ipaddress.ip_network("192.168.1.0/24")
 """Addresses inside a home: the router has the first, its hosts the next ones."""
@@ -81,8 +84,9 @@ def plan_of(profile: Profile) -> AddressPlan:
     """The addresses and homes of a profile's hosts."""
     addresses: dict[str, str] = {}
     homes: dict[str, Home] = {}
+    network = _network_of(profile)
     for number, host in enumerate(profile.hosts, start=1):
-        addresses[host.name] = str(PUBLIC[number])
+        addresses[host.name] = str(network[number])
         if host.nat is None or host.nat.kind == "firewall":
             continue
         before = homes.get(host.nat.home)
@@ -126,23 +130,28 @@ table ip home {{
 """
 
 
-FIREWALL = f"""
-table ip home {{
+def firewall_of(let_in: Iterable[int]) -> str:
+    """The nf_tables rules of a host behind a stateful firewall that lets these TCP ports in. ICMPv6 is let in, since packets that
+    are too big are told of by it (RFC 4890)."""
+    ports = "".join(f"  tcp dport {port} accept\n" for port in let_in)
+    return f"""
+table inet home {{
  chain inward {{
   type filter hook input priority filter; policy drop;
   ct state established,related accept
-  iifname != "{DEVICE}" accept
+  meta l4proto ipv6-icmp accept
+{ports}  iifname != "{DEVICE}" accept
  }}
 }}
 """
-"""The rules of a host behind a stateful firewall."""
 
 
 @contextmanager
 def open_hosts(profile: Profile, prefix: str) -> Iterator[dict[str, HostNamespace]]:
-    """As `namespaces.open_namespaces`, with the routers of a profile that has NAT. UsageError where that cannot be made."""
+    """As `namespaces.open_namespaces`, with IPv6, and the routers of a profile that has NAT. UsageError where that cannot be
+    made."""
     check_possible()
-    if why := why_no_nat():
+    if profile.natted and (why := why_no_nat()):
         raise UsageError(why)
     addresses, homes = plan_of(profile)
     made: dict[str, HostNamespace] = {}
@@ -153,7 +162,7 @@ def open_hosts(profile: Profile, prefix: str) -> Iterator[dict[str, HostNamespac
                 continue
             tun = _outside(namespace, addresses[host.name], profile.mtu, stack)
             if host.nat is not None:
-                _nft(namespace, FIREWALL)
+                _nft(namespace, firewall_of(host.nat.forward))
             made[host.name] = HostNamespace(namespace, addresses[host.name], tun, congestion_in(namespace, profile.congestion))
         for home in homes:
             made |= _build_home(home, profile, prefix, stack)
@@ -204,6 +213,10 @@ def _build_home(home: Home, profile: Profile, prefix: str, stack: ExitStack) -> 
     return out
 
 
+def _network_of(profile: Profile) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    return PUBLIC_IPV6 if profile.ipv6 else PUBLIC
+
+
 def _namespace(name: str, stack: ExitStack) -> str:
     call("ip", "netns", "add", name)
     stack.callback(remove, [name])
@@ -216,7 +229,9 @@ def _outside(namespace: str, address: str, mtu: int, stack: ExitStack) -> int:
     tun = tun_in(namespace)
     stack.callback(os.close, tun)
     call("ip", "-n", namespace, "link", "set", DEVICE, "mtu", str(mtu), "txqueuelen", str(QUEUE), "up")
-    call("ip", "-n", namespace, "addr", "add", f"{address}/{PUBLIC.prefixlen}", "dev", DEVICE)
+    network = PUBLIC_IPV6 if ":" in address else PUBLIC
+    at_once = ["nodad"] if ":" in address else []  # nobody else can have it
+    call("ip", "-n", namespace, "addr", "add", f"{address}/{network.prefixlen}", "dev", DEVICE, *at_once)
     return tun
 
 

@@ -5,6 +5,7 @@ One thread, one loop. Must not know how devices came to be, or what is in a pack
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import select
 import time
@@ -21,7 +22,7 @@ IDLE_S = 0.05
 
 
 class Switch:
-    """`tuns`: host -> descriptor; `addresses`: IPv4 address -> host. Packets to anything else are dropped."""
+    """`tuns`: host -> descriptor; `addresses`: IPv4 or IPv6 address -> host. Packets to anything else are dropped."""
 
     def __init__(
         self,
@@ -31,7 +32,7 @@ class Switch:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fabric, self._tuns, self._now = fabric, dict(tuns), now
-        self._host_of = {bytes(map(int, address.split("."))): host for address, host in addresses.items()}
+        self._host_of = {ipaddress.ip_address(address).packed: host for address, host in addresses.items()}
         self._by_fd = {fd: host for host, fd in self._tuns.items()}
         self._calls: deque[Callable[[Fabric, float], None]] = deque()
         self.late = 0.0
@@ -68,8 +69,8 @@ class Switch:
                 packet = os.read(fd, 65_536)
             except BlockingIOError:
                 return
-            target = self._host_of.get(packet[16:20]) if packet[0] >> 4 == 4 else None
-            # Not IPv6 neighbour discovery, multicast, addresses of nobody.
+            target = self._host_of.get(packet[16:20] if packet[0] >> 4 == 4 else packet[24:40])
+            # Not neighbour discovery, multicast, addresses of nobody.
             if target is not None and target != source:
                 self._fabric.push(now, source, target, len(packet), packet)
 

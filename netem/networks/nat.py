@@ -24,7 +24,7 @@ class Nat:
     home: str
     """the router's name; of a host alone the host's own"""
     forward: tuple[int, ...] = ()
-    """TCP ports of the router that lead to this host"""
+    """TCP ports of the router that lead to this host; of a firewall those that it lets in"""
     hairpin: bool = False
     """whether those of the same home reach a forwarded port by the router's public address, too"""
     upnp: bool = False

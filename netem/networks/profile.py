@@ -22,6 +22,9 @@ from p2p.errors import UsageError
 LEARNER = "learner"
 """The source's name, always the first host."""
 
+LEAST_MTU_OF_IPV6 = 1280
+"""Bytes that every link must carry in one packet (RFC 8200, section 5)."""
+
 MAX_HOSTS = 16_384
 """Hosts of one profile, at most: the simulator is run with ten thousand."""
 
@@ -97,6 +100,8 @@ class Profile:
     """TCP congestion control of every host; it decides what loss costs, so a profile always names one"""
     scale: float
     """rates (and traces) were multiplied by this; results must print it"""
+    ipv6: bool = False
+    """all hosts have an IPv6 address, and no other"""
 
     @property
     def learner(self) -> Host:
@@ -192,8 +197,10 @@ class _Behind(_Access):
     def _nat(self) -> _Behind:
         if self.nat is None and (self.home or self.forward or self.hairpin or self.maps):
             raise ValueError("home, forward, hairpin, upnp and pcp say more of a NAT: give its kind as nat")
-        if self.nat is not None and self.nat != "cone" and (self.forward or self.hairpin or self.maps):
+        if self.nat is not None and self.nat not in ("cone", "firewall") and self.forward:
             raise ValueError(f"nat {self.nat!r} forwards no port")
+        if self.nat is not None and self.nat != "cone" and (self.hairpin or self.maps):
+            raise ValueError(f"nat {self.nat!r} neither hairpins nor maps ports")
         if self.nat == "firewall" and self.home:
             raise ValueError("a host behind a firewall is alone")
         if any(not 0 < port < 65_536 for port in self.forward):
@@ -242,6 +249,7 @@ class _File(Section):
     mtu: int = Field(default=1500, ge=576, le=65_000)
     congestion: Literal["cubic", "bbr", "reno"] = "cubic"
     scale: float = Field(default=1.0, gt=0, le=1000)
+    ipv6: bool = False
     sites: dict[str, _Access] = Field(default_factory=dict)
     learner: _Learner
     nodes: list[_Nodes] = Field(min_length=1)
@@ -260,8 +268,12 @@ def build_profile(values: dict[str, Any], source: str, name: str = "profile") ->
     hosts = [Host(LEARNER, file.learner.access(), file.learner.site, nat=file.learner.behind(LEARNER))]
     hosts += [host for group in file.nodes for host in _hosts(group, alone=len(file.nodes) > 1)]
     _check(source, hosts, file.sites)
+    if file.ipv6:
+        _check_ipv6(source, hosts, file.mtu)
     sites = {site: section.access() for site, section in file.sites.items()}
-    whole = Profile(file.name or name, tuple(hosts), sites, mtu=file.mtu, congestion=file.congestion, scale=1.0)
+    whole = Profile(
+        file.name or name, tuple(hosts), sites, mtu=file.mtu, congestion=file.congestion, scale=1.0, ipv6=file.ipv6
+    )
     return whole.scaled(file.scale) if file.scale != 1.0 else whole
 
 
@@ -285,6 +297,14 @@ def _check(source: str, hosts: Sequence[Host], sites: dict[str, _Access]) -> Non
             raise UsageError(f"{source}: {host.name}: a site and a NAT at once are not emulated")
         if host.nat is not None:
             _check_home(source, host, [h for h in hosts if h.nat is not None and h.nat.home == host.nat.home])
+
+
+def _check_ipv6(source: str, hosts: Sequence[Host], mtu: int) -> None:
+    if mtu < LEAST_MTU_OF_IPV6:
+        raise UsageError(f"{source}: mtu: {mtu}, but IPv6 needs {LEAST_MTU_OF_IPV6} (RFC 8200)")
+    translated = next((host for host in hosts if host.nat is not None and host.nat.kind != "firewall"), None)
+    if translated is not None:
+        raise UsageError(f"{source}: {translated.name}: NAT of IPv6 is not emulated; a firewall is")
 
 
 def _check_home(source: str, host: Host, mates: Sequence[Host]) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from netem.emulation.homes import plan_of, rules_of
+from netem.contest.tuning import player_options
+from netem.emulation.homes import firewall_of, plan_of, rules_of
 from netem.networks.bound import profile_bound
 from netem.networks.profile import LEARNER, build_profile
 from p2p.errors import UsageError
@@ -58,6 +59,38 @@ def test_hosts_of_a_home_share_address_and_link() -> None:
     assert profile_bound(wide, 10**6) == pytest.approx(3 * 8e6 / 150e6)
 
 
+IPV6 = "ipv6 = true\n" + BASE.replace('nat = "cone"\nhome = "flat"\n', "").replace('nat = "cone"', 'nat = "firewall"')
+"""Without translation: the flat's hosts are open, the learner is behind a firewall that lets one port in."""
+
+
+def test_a_network_of_ipv6() -> None:
+    profile = build(IPV6)
+    addresses, homes = plan_of(profile)
+    assert profile.ipv6 and profile.natted and not homes
+    assert list(addresses.values()) == [f"2a77:7777::{number}" for number in range(1, 6)]
+    assert "tcp dport 4001 accept" in firewall_of((4001,)) and "dport" not in firewall_of(())
+    assert not build(BASE).ipv6
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('name = "open"', 'name = "open"\nnat = "cone"', "open: NAT of IPv6 is not emulated"),
+        ("ipv6 = true", "ipv6 = true\nmtu = 1279", "mtu: 1279, but IPv6 needs 1280"),
+    ],
+)
+def test_what_a_network_of_ipv6_has_not(old: str, new: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        build(IPV6.replace(old, new, 1))
+
+
+@pytest.mark.parametrize("peer", ["shardcast", "libtorrent"])
+def test_peers_that_are_played_over_ipv4_only_say_so(peer: str) -> None:
+    assert player_options("shoal", build(IPV6), 1) is not None
+    with pytest.raises(UsageError, match=f"{peer} is played over IPv4 only"):
+        player_options(peer, build(IPV6), 1)
+
+
 def test_rules_say_ports_and_the_mapping() -> None:
     plain = rules_of({4001: "192.168.1.2"}, wan="wan", public="11.77.0.1", random_ports=False, hairpin=False)
     assert "ip daddr 11.77.0.1 tcp dport 4001 dnat to 192.168.1.2:4001" in plain and "fully-random" not in plain
@@ -72,6 +105,7 @@ def test_rules_say_ports_and_the_mapping() -> None:
         ('nat = "cone"\nforward', "forward", "say more of a NAT"),
         ('nat = "cone"\nforward', 'nat = "symmetric"\nforward', "forwards no port"),
         ("forward = [4001]", "forward = [0]", "from 1 to 65535"),
+        ('nat = "cone"\nforward', 'nat = "firewall"\nupnp = true\nforward', "neither hairpins nor maps ports"),
         ('nat = "firewall"', 'nat = "firewall"\nhome = "flat"', "is alone"),
         ('nat = "firewall"', 'nat = "symmetric"\nhome = "flat"', "must be the same"),
         ('nat = "firewall"', 'nat = "full"', "nat"),

@@ -32,6 +32,7 @@ from p2p.channel.port import Network
 from p2p.codec import decode_segment, warm
 from p2p.errors import Refusal, ShoalError
 from p2p.identity import Identity
+from p2p.ip import tcp_multiaddr
 from p2p.layout import Layout, Segment
 from p2p.limits import KIB, MIB
 from p2p.membership.admission import make_ticket
@@ -103,7 +104,7 @@ class ShoalPlayer(SwarmOwner):
         self.late = {*role.late} - {role.name}
         self.segment_bytes: int = options.get("segment_bytes", SEGMENT)
         self.head = key_of(role.source)
-        address = f"/ip4/{self.hosts[role.source]}/tcp/{PORT}/p2p/{self.head.peer_id}"
+        address = f"{tcp_multiaddr(self.hosts[role.source], PORT)}/p2p/{self.head.peer_id}"
         self.directory = Path(role.directory)
         self.store = ChunkStore(self.directory / "chunks")
         part = SourceRole(RUN, epoch=1, mesh=options.get("mesh", MESH)) if self.is_source else FollowerRole(
@@ -337,7 +338,7 @@ async def play(role: events.Role) -> None:
     """Take part, until told to end."""
     own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
     behind = role.address not in own and not ip_address(role.address).is_loopback  # its router has it
-    listen = [f"/ip4/{'0.0.0.0' if behind else role.address}/tcp/{PORT}"]
+    listen = [tcp_multiaddr("0.0.0.0" if behind else role.address, PORT)]
     async with open_libp2p_network(
         key_of(role.name), listen, congestion=role.options.get("congestion", ""), map_port=behind and role.role == "node"
     ) as network:
