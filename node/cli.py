@@ -27,7 +27,8 @@ def add_verbs(verbs: Any, verb: AddVerb) -> None:
     p.add_argument("--dir", type=Path,
                    help="folder of this node's key, weights and chunks (default: one of the run's under "
                    "~/.local/share/shoal/nodes that no other node holds; the first log line says which)")
-    p.add_argument("--listen", action="append", metavar="ADDR", help="multiaddr to listen on (default /ip4/0.0.0.0/tcp/0)")
+    p.add_argument("--listen", action="append", metavar="ADDR",
+                   help="multiaddr to listen on (default: all of IPv4, and of IPv6 where there is any)")
     p.add_argument("--no-listen", action="store_true", help="only dial out: no other node opens a connection to this one")
     p.add_argument("--map-port", action="store_true", help="ask the router (PCP, NAT-PMP, UPnP) to lead a port here, for others")
     p.add_argument("--name", default="",
@@ -124,6 +125,8 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError("--idle-usd-per-hour is at most --usd-per-hour")
     import trio
 
+    from p2p.channel.listening import anywhere
+
     settings = NodeSettings(
         ticket, args.dir or default_folder(ticket.run), args.name, capacity=args.capacity,
         store_limit=int(args.store_gib * GIB), dialable=not args.no_listen, exit_when_done=not args.stay, site=args.site,
@@ -131,7 +134,7 @@ def _node(args: argparse.Namespace) -> dict[str, Any]:
         terms=Terms(args.usd_per_hour, args.idle_usd_per_hour, args.usd_per_gb),
     )  # fmt: skip
     options = NodeOptions(
-        settings, tuple(args.listen or ["/ip4/0.0.0.0/tcp/0"]), engine=args.engine, engine_python=args.engine_python,
+        settings, tuple(args.listen or anywhere()), engine=args.engine, engine_python=args.engine_python,
         engine_set=_settings(args.engine_set), kv_policy=args.kv_policy, device=args.device, dtype=args.dtype,
         threads=args.threads, limits=limits, named_folder=args.dir is not None, map_port=args.map_port,
     )  # fmt: skip

@@ -29,8 +29,8 @@ def player_options(peer: str, profile: Profile, payload_bytes: int, mesh: int = 
     if is_ours(peer):
         congestion = {"congestion": profile.congestion} if profile.congestion in available_congestion() else {}
         return congestion | ({"mesh": mesh} if peer == "shoal" and mesh != MESH else {})
-    if profile.ipv6:
-        raise UsageError(f"{peer} is played over IPv4 only: its network must not have ipv6 = true")
+    if profile.ipv6 == "only":
+        raise UsageError(f"{peer} is played over IPv4 only: its network must not have ipv6 = 'only'")
     return shardcast_options(profile, payload_bytes) if peer == "shardcast" else {}
 
 

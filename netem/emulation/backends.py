@@ -84,7 +84,7 @@ def choose(asked: str, *profiles: Profile) -> ChosenBackend:
     only do what the profiles need. UsageError for an unknown name, and where the back end asked for cannot run."""
     if asked not in BACKENDS:
         raise UsageError(f"no back end {asked!r}: {', '.join(BACKENDS)}")
-    natted, ipv6 = any(profile.natted for profile in profiles), any(profile.ipv6 for profile in profiles)
+    natted, ipv6 = any(profile.natted for profile in profiles), any(p.ipv6 != "none" for p in profiles)
     if asked == TC and (natted or ipv6):
         raise UsageError(f"back end tc: {'NAT' if natted else 'IPv6'} is emulated by the back end switch only")
     if natted and (lacking := why_no_nat()):
@@ -131,7 +131,7 @@ def open_backend(name: str, profile: Profile, prefix: str) -> Iterator[Backend]:
     else:
         names = [h.name for h in profile.hosts]
         plain = partial(open_namespaces, names, mtu=profile.mtu, prefix=prefix, congestion=profile.congestion)
-        with open_hosts(profile, prefix) if profile.natted or profile.ipv6 else plain() as hosts:
+        with open_hosts(profile, prefix) if profile.natted or profile.ipv6 != "none" else plain() as hosts:
             yield SwitchBackend(profile, hosts)
 
 
@@ -146,6 +146,7 @@ class SwitchBackend(Backend):
         self._fabric = Fabric(profile)
         linked = {name: host for name, host in hosts.items() if host.tun >= 0}  # others share the link of one of these
         addresses = {host.address: name for name, host in linked.items()}
+        addresses |= {host.ipv6: profile.gateway(profile.host(name)).name for name, host in hosts.items() if host.ipv6}
         self._switch = Switch(self._fabric, {name: host.tun for name, host in linked.items()}, addresses)
         self._seen = 0, 0
 

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +40,9 @@ namespaces lead nowhere, so no packet of theirs leaves this machine."""
 
 PUBLIC_IPV6 = ipaddress.ip_network("2a77:7777::/64")
 """The same in a network of IPv6."""
+
+GATEWAY, CUSTOMER = "fe80::1", "fe80::2"
+"""Addresses on a link within a home, or between a home and its carrier: of the router that leads out, and of the home's."""
 
 HOME = ipaddress.ip_network("192.168.1.0/24")
 """Addresses inside a home: the router has the first, its hosts the next ones."""
@@ -76,6 +79,8 @@ class AddressPlan(NamedTuple):
 
     addresses: dict[str, str]
     """the public address of each host"""
+    ipv6: dict[str, str]
+    """that of IPv6 of each host which has one beside"""
     homes: list[Home]
     """a host behind a firewall alone is in none"""
 
@@ -84,9 +89,9 @@ def plan_of(profile: Profile) -> AddressPlan:
     """The addresses and homes of a profile's hosts."""
     addresses: dict[str, str] = {}
     homes: dict[str, Home] = {}
-    network = _network_of(profile)
+    ipv6 = {host.name: str(PUBLIC_IPV6[number]) for number, host in enumerate(profile.hosts, start=1)}
     for number, host in enumerate(profile.hosts, start=1):
-        addresses[host.name] = str(network[number])
+        addresses[host.name] = ipv6[host.name] if profile.ipv6 == "only" else str(PUBLIC[number])
         if host.nat is None or host.nat.kind == "firewall":
             continue
         before = homes.get(host.nat.home)
@@ -96,7 +101,7 @@ def plan_of(profile: Profile) -> AddressPlan:
             addresses[host.name] = before.public
             hosts, nats = (*before.hosts, host.name), (*before.nats, host.nat)
             homes[host.nat.home] = Home(before.name, hosts, nats, before.public)
-    return AddressPlan(addresses, list(homes.values()))
+    return AddressPlan(addresses, ipv6 if profile.ipv6 == "also" else {}, list(homes.values()))
 
 
 def rules_of(forward: Mapping[int, str], *, wan: str, public: str, random_ports: bool, hairpin: bool) -> str:
@@ -130,6 +135,21 @@ table ip home {{
 """
 
 
+def filter_of(let_in: Mapping[str, Iterable[int]], *, wan: str) -> str:
+    """The nf_tables rules for IPv6 of a home's router: in comes what answers, ICMPv6, and for each address these TCP ports."""
+    ports = "".join(f"  ip6 daddr {host} tcp dport {port} accept\n" for host, ports in let_in.items() for port in ports)
+    return f"""
+table ip6 home {{
+ chain across {{
+  type filter hook forward priority filter; policy drop;
+  ct state established,related accept
+  meta l4proto ipv6-icmp accept
+{ports}  iifname != "{wan}" accept
+ }}
+}}
+"""
+
+
 def firewall_of(let_in: Iterable[int]) -> str:
     """The nf_tables rules of a host behind a stateful firewall that lets these TCP ports in. ICMPv6 is let in, since packets that
     are too big are told of by it (RFC 4890)."""
@@ -153,7 +173,7 @@ def open_hosts(profile: Profile, prefix: str) -> Iterator[dict[str, HostNamespac
     check_possible()
     if profile.natted and (why := why_no_nat()):
         raise UsageError(why)
-    addresses, homes = plan_of(profile)
+    addresses, ipv6, homes = plan_of(profile)
     made: dict[str, HostNamespace] = {}
     with ExitStack() as stack:
         for host in profile.hosts:
@@ -163,9 +183,14 @@ def open_hosts(profile: Profile, prefix: str) -> Iterator[dict[str, HostNamespac
             tun = _outside(namespace, addresses[host.name], profile.mtu, stack)
             if host.nat is not None:
                 _nft(namespace, firewall_of(host.nat.forward))
-            made[host.name] = HostNamespace(namespace, addresses[host.name], tun, congestion_in(namespace, profile.congestion))
+            if ipv6:
+                _has_ipv6(namespace, ipv6[host.name], PUBLIC_IPV6.prefixlen)
+            congestion = congestion_in(namespace, profile.congestion)
+            made[host.name] = HostNamespace(namespace, addresses[host.name], tun, congestion, ipv6=ipv6.get(host.name, ""))
         for home in homes:
             made |= _build_home(home, profile, prefix, stack)
+            if ipv6:
+                made |= _give_ipv6(home, {host: (made[host], ipv6[host]) for host in home.hosts})
         yield {host.name: made[host.name] for host in profile.hosts}
 
 
@@ -213,8 +238,32 @@ def _build_home(home: Home, profile: Profile, prefix: str, stack: ExitStack) -> 
     return out
 
 
-def _network_of(profile: Profile) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
-    return PUBLIC_IPV6 if profile.ipv6 else PUBLIC
+def _give_ipv6(home: Home, hosts: Mapping[str, tuple[HostNamespace, str]]) -> dict[str, HostNamespace]:
+    """The hosts of a home with these addresses: routed by its routers, of which the home's filters."""
+    routers = next(iter(hosts.values()))[0].routers
+    for number, router in enumerate(routers):
+        outermost = number == len(routers) - 1
+        _forwards(router, "ipv6/conf/all/forwarding")
+        call("ip", "-n", router, "addr", "add", f"{GATEWAY}/64", "dev", "lan", "nodad")
+        if outermost:
+            call("ip", "-n", router, "route", "add", str(PUBLIC_IPV6), "dev", DEVICE)
+        else:
+            call("ip", "-n", router, "addr", "add", f"{CUSTOMER}/64", "dev", "wan", "nodad")
+            call("ip", "-n", router, "route", "add", "default", "via", GATEWAY, "dev", "wan")
+        inward = [] if number == 0 else ["via", CUSTOMER]
+        for _, address in hosts.values():
+            call("ip", "-n", router, "route", "add", f"{address}/128", *inward, "dev", "lan")
+    let_in = {hosts[host][1]: nat.forward for host, nat in zip(home.hosts, home.nats, strict=True)}
+    _nft(routers[0], filter_of(let_in, wan=DEVICE if len(routers) == 1 else "wan"))
+    for host, address in hosts.values():
+        _has_ipv6(host.namespace, address)
+        call("ip", "-n", host.namespace, "route", "add", "default", "via", GATEWAY, "dev", DEVICE)
+    return {name: replace(host, ipv6=address) for name, (host, address) in hosts.items()}
+
+
+def _has_ipv6(namespace: str, address: str, prefix: int = 128) -> None:
+    """`prefix`: of the network in which it is; 128 behind a router."""
+    call("ip", "-n", namespace, "addr", "add", f"{address}/{prefix}", "dev", DEVICE, "nodad")
 
 
 def _namespace(name: str, stack: ExitStack) -> str:
@@ -229,14 +278,15 @@ def _outside(namespace: str, address: str, mtu: int, stack: ExitStack) -> int:
     tun = tun_in(namespace)
     stack.callback(os.close, tun)
     call("ip", "-n", namespace, "link", "set", DEVICE, "mtu", str(mtu), "txqueuelen", str(QUEUE), "up")
-    network = PUBLIC_IPV6 if ":" in address else PUBLIC
-    at_once = ["nodad"] if ":" in address else []  # nobody else can have it
-    call("ip", "-n", namespace, "addr", "add", f"{address}/{network.prefixlen}", "dev", DEVICE, *at_once)
+    if ":" in address:
+        _has_ipv6(namespace, address, PUBLIC_IPV6.prefixlen)
+    else:
+        call("ip", "-n", namespace, "addr", "add", f"{address}/{PUBLIC.prefixlen}", "dev", DEVICE)
     return tun
 
 
-def _forwards(namespace: str) -> None:
-    call("ip", "netns", "exec", namespace, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+def _forwards(namespace: str, switch: str = "ipv4/ip_forward") -> None:
+    call("ip", "netns", "exec", namespace, "sh", "-c", f"echo 1 > /proc/sys/net/{switch}")
 
 
 def _nft(namespace: str, rules: str) -> None:

@@ -52,6 +52,8 @@ class HostNamespace:
     """its own address where that is another one than `address`, by which others know it: behind NAT"""
     routers: tuple[str, ...] = ()
     """the namespaces of the routers that it is behind, the home's first"""
+    ipv6: str = ""
+    """its address of IPv6, where it has one beside that of IPv4"""
 
 
 NEEDED = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}

@@ -22,6 +22,10 @@ from p2p.errors import UsageError
 LEARNER = "learner"
 """The source's name, always the first host."""
 
+IPv6 = Literal["none", "only", "also"]
+"""Which hosts have an address of IPv6: none; all, and no other; all, beside that of IPv4. It is not translated: what is behind
+NAT has a firewall in its router."""
+
 LEAST_MTU_OF_IPV6 = 1280
 """Bytes that every link must carry in one packet (RFC 8200, section 5)."""
 
@@ -100,8 +104,7 @@ class Profile:
     """TCP congestion control of every host; it decides what loss costs, so a profile always names one"""
     scale: float
     """rates (and traces) were multiplied by this; results must print it"""
-    ipv6: bool = False
-    """all hosts have an IPv6 address, and no other"""
+    ipv6: IPv6 = "none"
 
     @property
     def learner(self) -> Host:
@@ -249,7 +252,7 @@ class _File(Section):
     mtu: int = Field(default=1500, ge=576, le=65_000)
     congestion: Literal["cubic", "bbr", "reno"] = "cubic"
     scale: float = Field(default=1.0, gt=0, le=1000)
-    ipv6: bool = False
+    ipv6: IPv6 = "none"
     sites: dict[str, _Access] = Field(default_factory=dict)
     learner: _Learner
     nodes: list[_Nodes] = Field(min_length=1)
@@ -268,8 +271,8 @@ def build_profile(values: dict[str, Any], source: str, name: str = "profile") ->
     hosts = [Host(LEARNER, file.learner.access(), file.learner.site, nat=file.learner.behind(LEARNER))]
     hosts += [host for group in file.nodes for host in _hosts(group, alone=len(file.nodes) > 1)]
     _check(source, hosts, file.sites)
-    if file.ipv6:
-        _check_ipv6(source, hosts, file.mtu)
+    if file.ipv6 != "none":
+        _check_ipv6(source, hosts, file)
     sites = {site: section.access() for site, section in file.sites.items()}
     whole = Profile(
         file.name or name, tuple(hosts), sites, mtu=file.mtu, congestion=file.congestion, scale=1.0, ipv6=file.ipv6
@@ -299,9 +302,11 @@ def _check(source: str, hosts: Sequence[Host], sites: dict[str, _Access]) -> Non
             _check_home(source, host, [h for h in hosts if h.nat is not None and h.nat.home == host.nat.home])
 
 
-def _check_ipv6(source: str, hosts: Sequence[Host], mtu: int) -> None:
-    if mtu < LEAST_MTU_OF_IPV6:
-        raise UsageError(f"{source}: mtu: {mtu}, but IPv6 needs {LEAST_MTU_OF_IPV6} (RFC 8200)")
+def _check_ipv6(source: str, hosts: Sequence[Host], file: _File) -> None:
+    if file.mtu < LEAST_MTU_OF_IPV6:
+        raise UsageError(f"{source}: mtu: {file.mtu}, but IPv6 needs {LEAST_MTU_OF_IPV6} (RFC 8200)")
+    if file.ipv6 == "also":
+        return
     translated = next((host for host in hosts if host.nat is not None and host.nat.kind != "firewall"), None)
     if translated is not None:
         raise UsageError(f"{source}: {translated.name}: NAT of IPv6 is not emulated; a firewall is")

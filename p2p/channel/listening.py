@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import psutil
 
 from p2p.errors import UsageError
+from p2p.ip import plain_ip, tcp_multiaddr
 from p2p.printable import printable
 
 log = logging.getLogger("shoal.channel")
@@ -45,6 +46,17 @@ def check_free(listen: Sequence[str]) -> None:
         except OSError as error:
             why = f"port {port} is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
             raise UsageError(f"cannot listen on {text}: {why}") from None
+
+
+def anywhere(port: int = 0) -> list[str]:
+    """Addresses to listen on at all interfaces: of IPv4, and of IPv6 where this machine has an address that others can dial."""
+    dialable = any(
+        not plain_ip(one.address).is_loopback
+        for addresses in psutil.net_if_addrs().values()
+        for one in addresses
+        if one.family == socket.AF_INET6 and "%" not in one.address
+    )
+    return [tcp_multiaddr(host, port) for host in (("0.0.0.0", "::") if dialable else ("0.0.0.0",))]
 
 
 def spell_out(text: str) -> list[str]:

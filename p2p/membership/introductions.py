@@ -112,12 +112,13 @@ class Introductions:
         two = self.places.get(other)
         if two is None:
             return "it did not say where it is: it may listen to nobody"
-        if "symmetric" in (one.nat, two.nat):
+        translated = "symmetric" in (one.nat, two.nat)
+        # Each is told of the other's.
+        addresses = _told(one, two, ipv6=translated), _told(two, one, ipv6=translated)
+        if translated and not all(addresses):
             both = one.nat == two.nat
             whose = "both are" if both else f"{'this node' if one.nat == 'symmetric' else 'it'} is"
             return f"{whose} behind a NAT that takes another port for each connection (symmetric)"
-        # Each is told of the other's.
-        addresses = _told(one, two), _told(two, one)
         if not all(addresses):
             return "no address is known at which it could be met" if not addresses[1] else "no address of this node is known"
         self._last[pair] = now
@@ -128,7 +129,8 @@ class Introductions:
         )
 
 
-def _told(one: MeetingPlace, to: MeetingPlace) -> tuple[str, ...]:
-    """The addresses of `one` that `to` is told for a meeting: where others see it first."""
+def _told(one: MeetingPlace, to: MeetingPlace, *, ipv6: bool) -> tuple[str, ...]:
+    """The addresses of `one` that `to` is told for a meeting: where others see it first. `ipv6`: those alone, which no NAT gives
+    another port."""
     found = dict.fromkeys((*one.meets.told_to(to.meets), *one.reach.told_to(to.reach)))
-    return tuple(found)[:MAX_TOLD]
+    return tuple(address for address in found if not ipv6 or address.startswith("/ip6/"))[:MAX_TOLD]

@@ -49,13 +49,14 @@ def redial_s(attempt: int) -> float:
 def nat_of(seen: Mapping[str, str], own: Collection[str]) -> Nat:
     """What is in front of this host. `seen`: who saw it -> this host's end as that one saw it, of connections that left from the
     port listened on; `own`: the hosts of this machine's interfaces. Two addresses of one router look like a symmetric NAT, and
-    are as hard to meet."""
-    ends = {end for end in map(endpoint_of, seen.values()) if end is not None}
-    if any(end.host in own for end in ends):
+    are as hard to meet. Where some saw an address of IPv4 those of IPv6 say nothing: they are seldom translated."""
+    found = [end for end in map(endpoint_of, seen.values()) if end is not None]
+    found = [end for end in found if ":" not in end.host] or found
+    if any(end.host in own for end in found):
         return "none"
-    if len(ends) > 1:
+    if len(set(found)) > 1:
         return "symmetric"
-    return "steady" if ends and len(seen) > 1 else "unknown"
+    return "steady" if len(found) > 1 else "unknown"
 
 
 def dialled_kind(remote: str) -> Kind:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from netem.contest.tuning import player_options
-from netem.emulation.homes import firewall_of, plan_of, rules_of
+from netem.emulation.homes import filter_of, firewall_of, plan_of, rules_of
 from netem.networks.bound import profile_bound
 from netem.networks.profile import LEARNER, build_profile
 from p2p.errors import UsageError
@@ -47,8 +47,8 @@ def build(text: str) -> Any:
 
 def test_hosts_of_a_home_share_address_and_link() -> None:
     profile = build(BASE)
-    addresses, homes = plan_of(profile)
-    assert addresses["flat-1"] == addresses["flat-2"] and len(set(addresses.values())) == 4
+    addresses, beside, homes = plan_of(profile)
+    assert not beside and addresses["flat-1"] == addresses["flat-2"] and len(set(addresses.values())) == 4
     assert [(h.name, h.hosts) for h in homes] == [(LEARNER, (LEARNER,)), ("flat", ("flat-1", "flat-2"))]
     assert (homes[1].inner("flat-1"), homes[1].inner("flat-2")) == ("192.168.1.2", "192.168.1.3")
     assert profile.gateway(profile.host("flat-2")) is profile.host("flat-1")
@@ -59,24 +59,27 @@ def test_hosts_of_a_home_share_address_and_link() -> None:
     assert profile_bound(wide, 10**6) == pytest.approx(3 * 8e6 / 150e6)
 
 
-IPV6 = "ipv6 = true\n" + BASE.replace('nat = "cone"\nhome = "flat"\n', "").replace('nat = "cone"', 'nat = "firewall"')
+IPV6 = 'ipv6 = "only"\n' + BASE.replace('nat = "cone"\nhome = "flat"\n', "").replace('nat = "cone"', 'nat = "firewall"')
 """Without translation: the flat's hosts are open, the learner is behind a firewall that lets one port in."""
 
 
 def test_a_network_of_ipv6() -> None:
     profile = build(IPV6)
-    addresses, homes = plan_of(profile)
-    assert profile.ipv6 and profile.natted and not homes
+    addresses, beside, homes = plan_of(profile)
+    assert profile.ipv6 == "only" and profile.natted and not homes and not beside
     assert list(addresses.values()) == [f"2a77:7777::{number}" for number in range(1, 6)]
     assert "tcp dport 4001 accept" in firewall_of((4001,)) and "dport" not in firewall_of(())
-    assert not build(BASE).ipv6
+    assert build(BASE).ipv6 == "none"
+    also = plan_of(build('ipv6 = "also"' + BASE))
+    assert also.ipv6["flat-2"] == "2a77:7777::3" and also.addresses["flat-2"] == "11.77.0.2" and len(also.homes) == 2
+    assert "ip6 daddr 2a77:7777::1 tcp dport 4001 accept" in filter_of({also.ipv6[LEARNER]: (4001,)}, wan="wan")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
         ('name = "open"', 'name = "open"\nnat = "cone"', "open: NAT of IPv6 is not emulated"),
-        ("ipv6 = true", "ipv6 = true\nmtu = 1279", "mtu: 1279, but IPv6 needs 1280"),
+        ('ipv6 = "only"', 'ipv6 = "only"\nmtu = 1279', "mtu: 1279, but IPv6 needs 1280"),
     ],
 )
 def test_what_a_network_of_ipv6_has_not(old: str, new: str, why: str) -> None:

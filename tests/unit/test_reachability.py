@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import itertools
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 
 from p2p.broadcast.session import Session
+from p2p.channel.listening import anywhere
 from p2p.channel.opening import TcpEnd, end_of, endpoint_of, is_own_fault, source_for
 from p2p.errors import Refusal
 from p2p.identity import Identity
@@ -58,12 +60,24 @@ def test_without_addresses_only_a_meeting_is_left_and_is_asked_for_ever_more_rar
     assert pursuit.settled and pursuit.why == "dialled: no answer; meeting: symmetric"
 
 
+@pytest.mark.parametrize(("address", "both"), [("2a00::7", True), ("::1", False), ("fe80::1%eth0", False)])
+def test_a_node_listens_over_ipv6_where_others_can_dial_it(address: str, both: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    interface = SimpleNamespace(family=socket.AF_INET6, address=address)
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: {"eth0": [interface]})
+    assert anywhere(4001) == ["/ip4/0.0.0.0/tcp/4001", *(["/ip6/::/tcp/4001"] if both else [])]
+
+
 def test_the_kind_of_nat_follows_from_what_others_see() -> None:
     here, there = "/ip4/203.0.113.5/tcp/4001", "/ip4/203.0.113.5/tcp/50123"
     assert nat_of({}, ()) == "unknown" == nat_of({"head": here}, ())
     assert nat_of({"head": here, "b": here}, ("192.168.1.2",)) == "steady"
     assert nat_of({"head": here, "b": there}, ()) == "symmetric"
     assert nat_of({"head": here}, ("203.0.113.5",)) == "none"
+    other = "/ip6/2001:db8::7/tcp/4001"  # some see it over IPv6, which is not translated: it says nothing of the NAT
+    assert nat_of({"head": here, "b": other}, ("2001:db8::7",)) == "unknown"
+    assert nat_of({"head": here, "b": here, "c": other}, ("2001:db8::7",)) == "steady"
+    assert nat_of({"head": here, "b": there, "c": other}, ("2001:db8::7",)) == "symmetric"
+    assert nat_of({"head": other}, ("2001:db8::7",)) == "none"
     assert (dialled_kind("/ip6/::1/tcp/1"), dialled_kind("/ip4/1.2.3.4/tcp/1"), dialled_kind("/memory/x")) == (
         "direct IPv6", "direct IPv4", "in memory",
     )  # fmt: skip
@@ -140,6 +154,17 @@ def test_one_meeting_at_a_time_whoever_asks() -> None:
                                                    ("symmetric", "symmetric", "both are")])  # fmt: skip
 def test_symmetric_nats_are_not_tried(one: str, other: str, why: str) -> None:
     assert str(two(one, other).arrange("a", "b", 0.0)).startswith(why)
+
+
+def test_over_ipv6_symmetric_nats_are_no_matter() -> None:
+    found = Introductions()
+    for peer, host, ipv6 in ("a", "8.8.8.8", "2a00::1"), ("b", "9.9.9.9", "2a00::2"), ("c", "1.1.1.1", ""):
+        seen = f"/ip4/{host}/tcp/1"
+        found.put(peer, place_of(peer, where(seen, "symmetric", (f"/ip6/{ipv6}/tcp/5",) if ipv6 else ()), seen))
+    arranged = found.arrange("a", "b", 0.0)
+    assert isinstance(arranged, Arrangement), "from the ports that they listen on at IPv6, and no others"
+    assert (arranged.one.addresses, arranged.other.addresses) == (("/ip6/2a00::2/tcp/5",), ("/ip6/2a00::1/tcp/5",))
+    assert str(found.arrange("a", "c", 0.0)).startswith("both are behind a NAT")
 
 
 def test_nobody_is_sent_to_a_third_party() -> None:

@@ -26,7 +26,7 @@ from tests.wan.test_switch import WHY_NOT, on_host
 pytestmark = pytest.mark.skipif(bool(WHY_NOT or why_no_nat()), reason=WHY_NOT or why_no_nat() or "-")
 
 PROFILE: dict[str, Any] = {
-    "ipv6": True, "mtu": 1500, "learner": {**LINK, "nat": "firewall", "forward": [4001]},
+    "ipv6": "only", "mtu": 1500, "learner": {**LINK, "nat": "firewall", "forward": [4001]},
     "nodes": [{"name": "open", **LINK}, {"name": "wall", "count": 2, **LINK, "nat": "firewall"}],
 }  # fmt: skip
 
@@ -106,3 +106,20 @@ def test_nodes_behind_firewalls_are_linked_and_have_the_payload() -> None:
 def test_tc_has_no_ipv6() -> None:
     with pytest.raises(UsageError, match="IPv6 is emulated by the back end switch only"):
         choose(TC, build_profile({**PROFILE, "learner": LINK, "nodes": [LINK]}, "test"))
+
+
+def test_where_the_ipv4_of_nobody_can_be_met_ipv6_links_them() -> None:
+    """Homes with carriers that take another port for each connection, which the open node sees; each router has a firewall of
+    IPv6."""
+    nodes: list[dict[str, Any]] = [
+        {"name": "open", **LINK},
+        {"name": "mobile", "count": 2, **LINK, "nat": "cgnat-symmetric"},
+        {"name": "flat", "count": 2, **LINK, "nat": "symmetric", "home": "flat"},
+    ]
+    profile = {"ipv6": "also", "mtu": 9000, "learner": {**LINK, "nat": "cone", "forward": [4001]}, "nodes": nodes}
+    result = run_scenario(build_scenario({"profile": profile, "payload": "1 MiB", "warm_up": 0}, "test"), backend="switch")
+    assert result["rounds"][-1]["t_max"] is not None, "all had the payload"
+    found = pairs(result)
+    assert found.pop(("flat-1", "flat-2")) in ("direct IPv4", "direct IPv6"), "over their own LAN"
+    assert {kind for pair, kind in found.items() if "open" not in pair} == {"met"}, found
+    assert len(found) == 9 and {kind for pair, kind in found.items() if "open" in pair} <= {"direct IPv6", "direct IPv4", "met"}

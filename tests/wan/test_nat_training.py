@@ -46,7 +46,7 @@ HOME_ADDRESS = "192.168.1.77/24"
 
 
 IPV6: dict[str, Any] = {
-    "ipv6": True,
+    "ipv6": "only",
     "mtu": 9000,
     "learner": {**LINK, "nat": "firewall", "forward": [4001]},
     "nodes": [{"name": "wall", "count": 2, **LINK, "nat": "firewall"}],

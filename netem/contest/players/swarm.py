@@ -28,6 +28,7 @@ from netem.contest.players.rogue import Conduct, RogueChannel
 from p2p.broadcast.peer_groups import MESH, PeerPlaces
 from p2p.broadcast.policies.registry import DEFAULT
 from p2p.channel.libp2p import open_libp2p_network
+from p2p.channel.listening import anywhere
 from p2p.channel.port import Network
 from p2p.codec import decode_segment, warm
 from p2p.errors import Refusal, ShoalError
@@ -337,8 +338,9 @@ class ShoalPlayer(SwarmOwner):
 async def play(role: events.Role) -> None:
     """Take part, until told to end."""
     own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
-    behind = role.address not in own and not ip_address(role.address).is_loopback  # its router has it
-    listen = [tcp_multiaddr("0.0.0.0" if behind else role.address, PORT)]
+    emulated = not ip_address(role.address).is_loopback
+    behind = role.address not in own and emulated  # its router has it
+    listen = [tcp_multiaddr(role.address, PORT)] if ":" in role.address or not emulated else anywhere(PORT)
     async with open_libp2p_network(
         key_of(role.name), listen, congestion=role.options.get("congestion", ""), map_port=behind and role.role == "node"
     ) as network:
