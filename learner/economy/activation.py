@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from learner.economy.candidate_set import Spread, View
-from learner.economy.candidates import ACTIVE, WARM, Candidate, Change, Decision, Rules
+from learner.economy.candidates import ACTIVE, ASLEEP, WARM, Candidate, Change, Decision, Rules
 from learner.economy.cover import EXACT, cheapest
 from learner.economy.demand import Demand
 from learner.economy.exploration import Exploration, promise
@@ -296,7 +296,8 @@ class Activation:
     def _decision(self, now: float, view: View, active: frozenset[str], blocked: str, held_back: bool) -> Decision:
         changes = []
         for peer, c in view.pool.items():
-            state = ACTIVE if peer in active else WARM
+            let_go = self._spent and c.own_price and view.costs(peer)
+            state = ACTIVE if peer in active else ASLEEP if let_go else WARM
             if state != c.state:
                 why = "cheapest" if state == ACTIVE else "warm: its versions cost less than a catch-up"
                 if c.state == ACTIVE:

@@ -38,21 +38,28 @@ class _Account:
     usd: float = 0.0
     counter: float = 0.0
     """bytes that the present connection has counted"""
+    own_price: bool = False
+    """it said itself what it costs"""
     held_back: bool = False
-    """it is owed nothing until it delivers something"""
-
-    @property
-    def owed(self) -> float:
-        return 0.0 if self.held_back else self.usd
+    """it is owed nothing for now"""
+    spare: float = 0.0
+    """$ that its work came to since it last named its price, less what its idle time did"""
 
     def charge(self, now: float) -> None:
-        seconds = max(0.0, now - self.since)
+        hours = max(0.0, now - self.since) / 3600
         self.since = max(now, self.since)
         if self.state == ACTIVE:
-            self.active_s += seconds
-            self.usd += seconds / 3600 * self.usd_per_hour
+            self.active_s += 3600 * hours
+            self.owe(hours * self.usd_per_hour)
         elif self.state:
-            self.usd += seconds / 3600 * self.idle_usd_per_hour
+            idle = hours * self.idle_usd_per_hour
+            self.owe(-min(idle, self.spare) if self.own_price else -idle)
+
+    def owe(self, usd: float) -> None:
+        """For work, or below 0 for idle time."""
+        if not self.held_back:
+            self.usd += abs(usd)
+            self.spare += usd
 
 
 @dataclass
@@ -77,30 +84,37 @@ class Bill:
         account.idle_usd_per_hour, account.usd_per_gb = idle_usd_per_hour, usd_per_gb
 
     def hold_back(self, peer: str, now: float) -> None:
-        """A node has delivered nothing yet: what it costs is owed once it does, and not before."""
-        self._account(peer, now).held_back = True
+        """A node says itself what it costs: it is owed nothing until its word counts, and never more for idle time than for
+        work."""
+        account = self._account(peer, now)
+        account.charge(self._now)
+        account.own_price, account.held_back, account.spare = True, True, 0.0
 
-    def delivered(self, peer: str) -> None:
-        """It has: all that its time came to is owed."""
-        self._account(peer).held_back = False
+    def counts(self, peer: str, now: float) -> None:
+        """Its word counts: what its time comes to from now on is owed."""
+        account = self._account(peer, now)
+        if account.held_back:
+            account.charge(self._now)
+            account.held_back = False
 
-    def owes(self, peer: str) -> bool:
-        """Whether a node's time costs anything as yet."""
-        return not self._account(peer).held_back
+    def owes_idle(self, peer: str) -> bool:
+        """Whether a node's idle time costs anything now."""
+        account = self._account(peer)
+        return not account.held_back and (account.spare > 0 or not account.own_price)
 
     def left(self, peer: str, now: float) -> None:
-        """A node is gone, and costs nothing from now on. One that has delivered nothing leaves nothing behind: identities are
-        free."""
+        """A node is gone, and costs nothing from now on. One that is owed nothing leaves nothing behind: identities are free."""
         account = self._account(peer, now)
         account.charge(self._now)
         account.state, account.counter = "", 0.0
-        if account.held_back:
+        if account.held_back and not account.usd:
             del self._accounts[peer]
 
     def egress(self, peer: str, sent: float) -> None:
         """So many more bytes were sent to a node, or by the learner."""
         account = self._account(peer)
-        account.usd += sent / GB * account.usd_per_gb
+        if not account.held_back:
+            account.usd += sent / GB * account.usd_per_gb
 
     def counted(self, peer: str, total: float) -> None:
         """A node's connection has counted so many bytes. A smaller number than before is a new connection, which began at 0."""
@@ -120,7 +134,7 @@ class Bill:
     def spent(self, now: float | None = None) -> float:
         """US dollars so far."""
         self._until(now)
-        return math.fsum(account.owed for account in self._accounts.values())
+        return math.fsum(account.usd for account in self._accounts.values())
 
     def usd(self, peer: str, now: float) -> float:
         """What one node has cost so far."""
@@ -129,13 +143,13 @@ class Bill:
             return 0.0
         self._now = max(self._now, now)
         account.charge(self._now)
-        return account.owed
+        return account.usd
 
     def rows(self, now: float | None = None) -> list[NodeBill]:
         """Every node's account, by name."""
         self._until(now)
         accounts = sorted(self._accounts.items())
-        return [NodeBill(peer, a.active_s, a.owed) for peer, a in accounts]
+        return [NodeBill(peer, a.active_s, a.usd) for peer, a in accounts]
 
     def _account(self, peer: str, now: float | None = None) -> _Account:
         if now is not None:

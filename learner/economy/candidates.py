@@ -34,6 +34,8 @@ class Candidate:
     """seconds from being activated until it is ready; inf: nobody knows"""
     download: float = math.inf
     """bytes per second of its downlink"""
+    own_price: bool = False
+    """it said itself what it costs: once the budget is spent it is let go"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,8 +55,6 @@ class Pool:
     decision: Decision | None = field(default=None, init=False)
     changes: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_CHANGES), init=False)
     _nodes: dict[str, PricedNode] = field(default_factory=dict, init=False)
-    _delivered: set[str] = field(default_factory=set, init=False)
-    """nodes of which any token was accepted: the others cost nothing, whatever they ask for"""
     _rates: NodeRates = field(default_factory=NodeRates, init=False)
     _activation: Activation = field(init=False)
     _received: int = field(default=0, init=False)
@@ -85,14 +83,14 @@ class Pool:
         assigned = Terms(*map(float, given)) if given is not None else None
         self._nodes[peer] = m = PricedNode(name, sampled=now, joined=now, assigned=assigned)
         m.terms, m.hired = assigned or FREE, assigned is not None
-        if assigned is None and peer not in self._delivered:
+        if assigned is None:
             self.bill.hold_back(peer, now)
         self._account(peer, m, now)
 
     def offered(self, peer: str, terms: Terms, now: float) -> Activate | None:
         """What it says it costs; what to tell it, if anything: what costs something takes versions and waits to be chosen. It is
-        a stranger's word, and money: who asks for too much is not used, what was said first stands as long as the link does, and
-        waiting costs only once it was wanted."""
+        a stranger's word, and money: who asks for too much is not used, what was said first stands as long as the link does,
+        nothing is owed before the node is proven, and waiting costs only what work came to before."""
         m = self._nodes[peer]
         if m.offered:
             return None
@@ -126,9 +124,6 @@ class Pool:
         m = self._nodes.get(peer)
         if m is not None and tokens:
             m.accepted += tokens
-            if peer not in self._delivered:
-                self._delivered.add(peer)
-                self.bill.delivered(peer)
 
     def installed(self, peer: str, seconds: float, now: float) -> None:
         """A version reached it so long after it was begun. What was begun before the node was ready does not count: what a joiner
@@ -221,6 +216,8 @@ class Pool:
         for peer, s in seen.items():
             if peer in self._nodes:
                 m = self._nodes[peer]
+                if s.proven:
+                    self.bill.counts(peer, now)
                 self.bill.counted(peer, m.counted(s.sent_bytes, self._received - m.received))
                 if sample := m.look(s, now):
                     self._rates.observe(peer, now, *sample)
@@ -257,7 +254,8 @@ class Pool:
         waiting = 0.0 if m.ready else max(usual, 1.0)
         return Candidate(
             peer, m.terms.usd_per_hour, self.estimate(peer), state=m.state, ready=m.ready,
-            idle_usd_per_hour=m.idle_hourly if self.bill.owes(peer) else 0.0, catch_up_s=waiting,
+            idle_usd_per_hour=m.idle_hourly if self.bill.owes_idle(peer) else 0.0, catch_up_s=waiting,
+            own_price=m.assigned is None,
         )  # fmt: skip
 
     def _change(self, peer: str, to: State, why: str, now: float) -> Activate:

@@ -52,6 +52,8 @@ class Seen:
     """payload of the chunks that it sent since it started"""
     full_rate: float = 0.0
     """tokens per second that its fitted throughput predicts for all its capacity; 0: not known"""
+    proven: bool = True
+    """its word counts"""
 
 
 class RateSample(NamedTuple):
@@ -111,7 +113,9 @@ class PricedNode:
 
     @property
     def idle_hourly(self) -> float:
-        return self.terms.idle_usd_per_hour if self.hired else 0.0
+        """Dollars an hour while it is kept waiting; one that named its price and sleeps is not kept."""
+        let_go = self.assigned is None and self.state == "asleep"
+        return self.terms.idle_usd_per_hour if self.hired and not let_go else 0.0
 
     def counted(self, sent_bytes: int, others_received: int) -> int:
         """Bytes that it has sent since it joined. Its count is self-reported, so it counts at most for what others say they

@@ -103,7 +103,7 @@ class Head(SwarmOwner):
         self._door = door
         self.trust = Trust(config.standing.rules(), self.nodes, door, config.rollout.max_staleness, wall=wall, expel=self._expel)
         self.swarm.conduct = self.trust
-        self.keeper = PoolKeeper(config, run_dir, self.nodes, self.send, now, door=door)
+        self.keeper = PoolKeeper(config, run_dir, self.nodes, self.send, now, door=door, proven=self.trust.standing.proven)
         self.trainer_requests = TrainerRequests(self, config.trainer_config().steps)
         self.started, self.tally = now(), KeptTally(journal)
         self.final_nodes: dict[str, dict[str, Any]] = {}

@@ -33,15 +33,16 @@ KEEP_S = 10.0
 
 
 class PoolKeeper:
-    """`send(peer, message)` reaches a node; `now` and `nodes` are the head's. `door` knows by which ticket each came."""
+    """`send(peer, message)` reaches a node; `now` and `nodes` are the head's. `door` knows by which ticket each came, `proven`
+    whose word counts."""
 
     def __init__(
         self, config: LearnerConfig, run_dir: Path, nodes: Mapping[str, NodeState], send: Callable[[str, object], None],
-        now: Callable[[], float], door: HeadDoor | None = None,
+        now: Callable[[], float], *, door: HeadDoor | None = None, proven: Callable[[str], bool],
     ) -> None:  # fmt: skip
         a = config.activation
         self._file = run_dir / "bill.json"
-        self._nodes, self._send, self._now, self._door = nodes, send, now, door
+        self._nodes, self._send, self._now, self._door, self._proven = nodes, send, now, door, proven
         rules = Rules(
             margin=a.margin, release=a.release, dwell_s=a.dwell_s, explore_share=a.explore_share,
             max_usd_per_hour=a.max_usd_per_hour or math.inf, budget_usd=a.budget_usd or math.inf,
@@ -89,7 +90,12 @@ class PoolKeeper:
         promise = rollouts.steering.forecast.full_rate if priced else lambda peer, sequences: 0.0
         seen = {
             peer: Seen(
-                node.serves(rollouts.epoch, now), load(peer), node.capacity, node.sent_bytes, promise(peer, node.capacity)
+                node.serves(rollouts.epoch, now),
+                load(peer),
+                node.capacity,
+                sent_bytes=node.sent_bytes,
+                full_rate=promise(peer, node.capacity),
+                proven=self._proven(peer),
             )
             for peer, node in self._nodes.items()
         }

@@ -191,15 +191,36 @@ def test_what_a_stranger_says_it_costs_does_not_empty_the_purse() -> None:
     pool.offered("works", Terms(1.0), 0.0)
     assert pool.offered("works", Terms(5.0, 5.0), 1.0) is None  # it may say so when it joins anew
     assert pool.spent_usd(3600.0) == 0  # nobody was asked to work yet
-    orders = pool.tick(3600.0, {p: Seen(True, 0, 8) for p in ("greedy", "waits", "works")})
+    nobody = {p: Seen(True, 0, 8, proven=False) for p in ("greedy", "waits", "works")}
+    orders = pool.tick(3600.0, nobody)
     assert {peer for peer, order in orders if order.state == "active"} == {"waits", "works"} and not pool.active("greedy")
-    assert pool.spent_usd(7200.0) == 0  # nobody has delivered anything
-    pool.accepted("works", 7)
-    assert pool.spent_usd(7200.0) == pytest.approx(1.0)
-    pool.accepted("waits", 1)
-    assert pool.spent_usd(7200.0) == pytest.approx(5.0)
-    pool.left("waits", 7200.0)
-    assert pool.spent_usd(10800.0) == pytest.approx(6.0)
+    for peer in ("waits", "works"):
+        pool.accepted(peer, 1)
+    pool.tick(7200.0, nobody)
+    assert pool.spent_usd(7200.0) == 0  # a token makes nobody's word count
+    pool.tick(7200.0, nobody | {"works": Seen(True, 0, 8)})
+    assert pool.spent_usd(7200.0) == 0, "nor does what it asks count for the time before"
+    assert pool.spent_usd(10800.0) == pytest.approx(1.0)
+    pool.left("works", 10800.0)
+    pool.joined("works", "works", 14400.0)
+    pool.offered("works", Terms(3.0), 14400.0)
+    assert pool.spent_usd(18000.0) == pytest.approx(1.0), "what is owed stays; it has to be proven still"
+
+
+def test_idle_time_costs_what_work_came_to_at_the_most_and_nothing_once_the_budget_is_spent() -> None:
+    pool = Pool(Rules(dwell_s=10.0, budget_usd=50.0), 2, prices={"peer:rented": [1.0, 1.0]})
+    seen = {p: Seen(True, 0, 8) for p in ("asks", "rented")}
+    for peer in seen:
+        pool.joined(peer, peer, 0.0)
+        pool.offered(peer, Terms(2.0, 99.0), 0.0)
+    pool.tick(0.0, seen)
+    assert pool.active("asks") and pool.active("rented")
+    assert pool.spent_usd(3600.0) == pytest.approx(3.0)
+    pool._change("asks", "warm", "not needed", 3600.0)  # what decides has tests of its own
+    assert pool.spent_usd(36_000.0) == pytest.approx(2.0 + 2.0 + 10.0), "an hour of work, as much for waiting; the rented one on"
+    orders = dict(pool.tick(50 * 3600.0, seen))
+    assert pool.spent_usd(50 * 3600.0) > 50 and orders["asks"].state == "asleep" and orders["rented"].state == "warm"
+    assert pool.status(50 * 3600.0)["usd_per_hour"] == 1.0 and not pool.tick(50 * 3600.0 + 99, seen)
 
 
 def test_egress_is_what_others_got_whatever_a_node_counts() -> None:
