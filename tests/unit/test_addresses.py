@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2p.channel.listening import check_free
+from p2p.errors import UsageError
 from p2p.identity import Identity
 from p2p.ip import plain_ip
 from p2p.membership.addresses import MAX_OTHER_FAMILY, MAX_TOLD, Reach, reach_of, scope_of
@@ -111,6 +113,12 @@ def test_where_the_transport_cannot_say_nothing_is_told() -> None:
 ])  # fmt: skip
 def test_what_is_no_address_of_a_machine_is_told_to_nobody(wrong: str) -> None:
     assert told([wrong], seen("127.0.0.1"), seen("9.9.9.9")) == ()
+
+
+@pytest.mark.parametrize("text", ["/ip4/127.0.0.1/tcp/\u00b2", "/ip4/127.0.0.1/tcp/1\u00b2", "/dns/x/tcp/1"])
+def test_where_nobody_can_listen(text: str) -> None:
+    with pytest.raises(UsageError, match="cannot listen on"):
+        check_free([text])
 
 
 def test_no_more_than_a_handful_and_the_likeliest_first() -> None:

@@ -11,9 +11,8 @@ import pytest
 import trio
 
 from p2p.broadcast.session import Session
-from p2p.channel.listening import check_free
 from p2p.channel.opening import TcpEnd, end_of, endpoint_of, is_own_fault, source_for
-from p2p.errors import Refusal, UsageError
+from p2p.errors import Refusal
 from p2p.identity import Identity
 from p2p.membership.deputies import MAX_DEPUTIES, by_sender, deputies_of, mostly_apart
 from p2p.membership.dialling import Dialler
@@ -74,8 +73,6 @@ def test_the_kind_of_nat_follows_from_what_others_see() -> None:
                                   "/ip4/1.2.3.4/tcp/70000", "ip4/1.2.3.4/tcp/1", "/ip4/1.2.3.4/tcp/\u00b2"])  # fmt: skip
 def test_what_is_no_end_of_a_connection(text: str) -> None:
     assert endpoint_of(text) is None
-    with pytest.raises(UsageError, match="cannot listen on"):
-        check_free([text])
 
 
 def test_a_connection_leaves_from_the_port_of_its_family_that_is_listened_on() -> None:
