@@ -145,7 +145,7 @@ def _has_gpu() -> bool:
 def _compile() -> None:
     """Have the codec compiled: once on a machine, later it is read from a cache. Said where it takes long."""
     began = time.monotonic()
-    what = "loading the codec; the first time on a machine it is compiled, which takes some ten seconds ..."
+    what = "loading the codec; the first time on a machine it is compiled, which takes some twenty seconds ..."
     said = threading.Timer(SILENT_S, log.info, (what,))
     said.daemon = True
     said.start()

@@ -26,6 +26,6 @@ class Version(Struct, frozen=True, order=True, array_like=True, forbid_unknown_f
     def parse(cls, text: str) -> Version:
         """Read "EPOCH.STEP". ValueError on anything else."""
         epoch, dot, step = text.partition(".")
-        if not dot or not epoch.isdigit() or not step.isdigit():
+        if not dot or not all(number.isascii() and number.isdigit() for number in (epoch, step)):  # "²" is a digit, and no number
             raise ValueError(f"not a version: {text!r} (want EPOCH.STEP)")
         return cls(int(epoch), int(step))

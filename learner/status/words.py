@@ -32,7 +32,9 @@ def plain_text(text: object, most: int = MOST_TEXT, *, lines: bool = False) -> s
 
 def by_name(name: str) -> list[tuple[bool, int, str]]:
     """A sorting key in which people's order of numbers holds: node-2 comes before node-10."""
-    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"([0-9]+)", name) if part]
+    parts = [part for part in re.split(r"([0-9]+)", name) if part]
+    counts = [int(part) if part.isascii() and part.isdigit() else None for part in parts]  # "²" is a digit, and no number
+    return [(count is None, count or 0, part) for count, part in zip(counts, parts, strict=True)]
 
 
 def short_peer(peer: str) -> str:

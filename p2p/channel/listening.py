@@ -32,7 +32,8 @@ def check_free(listen: Sequence[str]) -> None:
     with the process that has it and get half of its connections."""
     for text in listen:
         parts = text.split("/")
-        if len(parts) != 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp" or not parts[4].isdigit():
+        numbered = len(parts) == 5 and parts[4].isascii() and parts[4].isdigit()
+        if not numbered or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp":
             raise UsageError(f"cannot listen on {text!r}: want /ip4/ADDRESS/tcp/PORT or /ip6/ADDRESS/tcp/PORT")
         family = socket.AF_INET if parts[1] == "ip4" else socket.AF_INET6
         host, port = parts[2], int(parts[4])

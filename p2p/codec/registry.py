@@ -20,6 +20,9 @@ EMPTY, SPARSE, DENSE, RAW, PLAIN = EmptyCoding(), SparseCoding(), DenseCoding(),
 
 CODINGS: dict[int, Coding] = {coding.id: coding for coding in (EMPTY, SPARSE, DENSE, RAW, PLAIN)}
 
+WARMED = (1, 2, 4)
+"""Bytes of the words for which `warm` compiles the loops, and all that there are: words of eight bytes go as pairs of four."""
+
 NOTHING_CHANGED = bytes([EMPTY.id])
 """The payload of a segment that equals its base."""
 
@@ -69,7 +72,7 @@ def decode_segment(payload: bytes | memoryview, base: np.ndarray | None, out: np
     themselves do not fit together.
     """
     _check(out, base)
-    body = memoryview(payload)
+    body = memoryview(payload).toreadonly()  # as bytes are: to numba a writable one is of another type, compiled anew
     if not len(body):
         raise Refusal("empty payload")
     coding = CODINGS.get(body[0])
@@ -81,14 +84,15 @@ def decode_segment(payload: bytes | memoryview, base: np.ndarray | None, out: np
 
 
 def warm() -> None:
-    """Compile the loops over words, or load them from the cache beside the code, for words of two and four bytes.
+    """Compile the loops over words, or load them from the cache beside the code, for words of every size.
 
-    Call it before the process has deadlines to meet: compiling holds up every thread, for some ten seconds the first time.
+    Nothing is compiled later, whatever comes: the learner's header says of which sizes a state's words are. Call it before the
+    process has deadlines to meet: compiling holds up every thread, for some twenty seconds the first time.
     """
-    for size in (2, 4):
+    for size in WARMED:
         base = np.arange(5000).astype(WORD[size])
         few, all_ = base.copy(), base + WORD[size].type(1)
-        few[::100] += WORD[size].type(300)
+        few[::100] += WORD[size].type(100)
         for new in (few, all_):
             decode_segment(encode_segment(new, base)[0], base, np.empty_like(base))
 

@@ -1,7 +1,8 @@
 """Which of the addresses that a peer announces the head tells others, and whom. Pure.
 
 A peer says what it likes, and whoever is told dials it: so an address inside a network is told only to those in that network, and
-only when the peer itself was seen there. Must not know rosters or channels.
+only when the peer itself was seen there; a public one only of the host that the head sees the peer at, for any other may be
+somebody else's. Must not know rosters or channels.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from p2p.ip import plain_ip
 
 MAX_TOLD = 4
 """Addresses of a peer that another one is told at the most. A machine has one or two of each kind; more only make others dial."""
+
+MAX_OTHER_FAMILY = 1
+"""Public addresses of a peer that others are told, of the family (IPv4, IPv6) that the head does not see it by. Nobody checks
+them: each identity can make others dial so many hosts that are not its own."""
 
 Scope = Literal["public", "inside", "local", "never"]
 """Who can dial an address: everybody, those in the same network, those on the same machine or link, nobody."""
@@ -74,8 +79,11 @@ class Reach:
 
 def reach_of(peer: str, announced: Sequence[str], seen: str, own: Collection[str] = ()) -> Reach:
     """What becomes of the addresses that `peer` announces. `seen`: its end of the connection; `own`: this host's addresses. What
-    is no plain address of a host, or of another peer, is left out."""
-    host, zone = _host(seen), _zone(seen, {_host(address) for address in own})
+    is no plain address of a host, or of another peer, is left out. Public addresses are believed of the host where the peer is
+    seen, of this host for a neighbour (one router may be in front of both), and MAX_OTHER_FAMILY of the other family."""
+    ours = {_host(address) for address in own}
+    host, zone = _host(seen), _zone(seen, ours)
+    believed, unseen = ({host, *ours} if zone in (HERE, LINK, PRIVATE) else {host}), 0
     found: list[tuple[bool, Scope, str]] = []
     for text in dict.fromkeys(announced):
         if zone == TWIN and _TWIN.fullmatch(text):
@@ -84,9 +92,14 @@ def reach_of(peer: str, announced: Sequence[str], seen: str, own: Collection[str
         parts = _FORM.fullmatch(text)
         if parts is None or parts[4] not in (None, peer) or not 0 < int(parts[3]) < 65_536:
             continue
-        scope = scope_of(parts[2])
-        if scope != "never" and (parts[1] == "ip6") == (":" in parts[2]):
-            found.append((_host(text) != host, scope, text))
+        scope, there = scope_of(parts[2]), _host(text)
+        if scope == "never" or (parts[1] == "ip6") != (":" in parts[2]):
+            continue
+        if scope == "public" and there not in believed:
+            if not host or (":" in there) == (":" in host) or unseen == MAX_OTHER_FAMILY:
+                continue
+            unseen += 1
+        found.append((there != host, scope, text))
     found.sort(key=lambda one: one[0])  # where it was seen, it is likeliest to answer
 
     def told(*scopes: Scope) -> tuple[str, ...]:

@@ -126,9 +126,9 @@ def _manifests() -> dict[str, Target]:
 
 
 def _codings() -> dict[str, Target]:
-    """Each coding, with words of 1, 2 and 4 bytes, with a base and without."""
+    """Each coding, with words of each size, with a base and without."""
     chance, found = np.random.default_rng(7), {}
-    for size in (1, 2, 4):
+    for size in WORD:
         base = chance.integers(0, 1 << 8 * size, 4096, dtype=WORD[size])
         new = base.copy()
         hit = chance.random(4096) < 0.05

@@ -44,6 +44,8 @@ class MemorySwitch:
         self._pipes: dict[tuple[str, str], set[_Pipe]] = {}
         self.bytes_moved: dict[tuple[str, str], int] = {}
         """bytes written per (src, dst), framing included"""
+        self.seen_at: dict[str, str] = {}
+        """hosts that others see at an address of IP, as across the internet"""
 
     # --- shaping and faults
 
@@ -149,6 +151,11 @@ class _Pipe:
         self._changed = trio.Event()
         switch.register(self)
 
+    @property
+    def source(self) -> str:
+        """Where its reader sees its writer."""
+        return self._switch.seen_at.get(self.src, f"/memory/{self.src}")
+
     def reset(self, reason: str) -> None:
         if self._broken is None:
             self._broken = reason
@@ -244,7 +251,7 @@ class _End(ByteTransport):
         await trio.lowlevel.checkpoint()
 
     def remote(self) -> str:
-        return f"/memory/{self._into.src}"
+        return self._into.source
 
     def local(self) -> str:
         return f"/memory/{self._into.dst}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import trio
 
 from p2p.channel.port import BULK, CONTROL, Channel
@@ -42,10 +44,11 @@ class Rogue:
         self.control: Channel
         self.bulk: Channel
 
-    async def connect(self, nursery: trio.Nursery, proof: bytes) -> Rogue:
-        self.control, answer = await greet(self.network, self.victim, hello(proof))
+    async def connect(self, nursery: trio.Nursery, proof: bytes, addresses: Sequence[str] = ()) -> Rogue:
+        words = hello(proof, addresses=addresses)
+        self.control, answer = await greet(self.network, self.victim, words)
         assert isinstance(answer, Welcome)
-        self.bulk, answer = await greet(self.network, self.victim, hello(proof), BULK)
+        self.bulk, answer = await greet(self.network, self.victim, words, BULK)
         assert isinstance(answer, Welcome)
         nursery.start_soon(self._listen, self.control)
         nursery.start_soon(self._listen, self.bulk)

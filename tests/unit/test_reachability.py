@@ -84,7 +84,7 @@ def test_the_kind_of_nat_follows_from_what_others_see() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "/ip4/1.2.3.4", "/ip4/1.2.3.4/udp/1", "/ip6/1.2.3.4/tcp/1", "/ip4/x/tcp/1", "/dns/x/tcp/1",
-                                  "/ip4/1.2.3.4/tcp/70000", "ip4/1.2.3.4/tcp/1"])  # fmt: skip
+                                  "/ip4/1.2.3.4/tcp/70000", "ip4/1.2.3.4/tcp/1", "/ip4/1.2.3.4/tcp/\u00b2"])  # fmt: skip
 def test_what_is_no_end_of_a_connection(text: str) -> None:
     assert endpoint_of(text) is None
 

@@ -91,11 +91,21 @@ def test_what_is_wrong_with_an_event_is_held_against_its_node(bad: TokenEvent) -
     assert isinstance(s.error, ShoalError) and "2 times" in str(s.error) and book.waits("serving") == 0
 
 
+@pytest.mark.parametrize("digit", ["\u00b2", "\u0664", "\u2460", "\uff11"])
+@pytest.mark.parametrize("place", range(3))
+def test_what_unicode_calls_a_digit_is_no_number_of_an_id(digit: str, place: int) -> None:
+    for number in (digit, "1" + digit):
+        parts = ["1", "1", "1"]
+        parts[place] = number
+        assert parse_request(".".join(parts)) is None
+        assert parse_request_id(".".join(["s", *parts])) is None
+
+
 def test_names_are_never_training_ones_and_unknown_ones_are_refused() -> None:
     book = opened()
     s = book.open(ASK, 0.0, ())
     assert parse_request(s.request_id) is None and parse_request_id("3.0.0") is None
-    for name in ("s.2.0", "s.2.0.00", "x.2.0.0", "s.-2.0.0", "s.2.0.0.0", "", "s.2.\u0664.0", "s." + "1" * 70 + ".1.1"):
+    for name in ("s.2.0", "s.2.0.00", "x.2.0.0", "s.-2.0.0", "s.2.0.0.0", "", "s.2.\u00b2.0", "s." + "1" * 70 + ".1.1"):
         assert parse_request_id(name) is None
         assert book.tokens("a", event(name, 0, [5]), 0.0).refusal is not None
     for name in ("s.3.0.0", "s.2.1.0", "e.2.0.0", "s.2.0.1", "s.2.0.0"):  # the last one waits: it is with nobody

@@ -60,6 +60,12 @@ def test_nodes_are_in_the_order_that_people_count_in() -> None:
     assert sorted(["b", "a10", "a9", "10", "9"], key=by_name) == ["9", "10", "a9", "a10", "b"]
 
 
+@pytest.mark.parametrize("name", ["\u00b2", "1\u00b2", "node-1\u00b2", "\u2460", "\u0664"])
+def test_a_strangers_name_of_what_unicode_calls_digits_leaves_the_status_readable(name: str) -> None:
+    nodes = [{"name": other, "alive": True} for other in (name, "node-2")]
+    assert {node.name for node in RunState.of({"nodes": nodes}).nodes} == {name, "node-2"}
+
+
 def test_a_strangers_texts_are_bounded_and_hold_no_control_characters() -> None:
     evil = "\x1b[2Jnode\r\n\u202e" + "x" * 100_000
     state = RunState.of(
