@@ -111,7 +111,8 @@ class Answering:
         return [Asked(*json.loads(line)) for line in self._file.read_text().splitlines()] if self._file.exists() else []
 
     def _excused(self, row: Asked) -> float:
-        """One of them waits after the other: who asks, who takes the connection, the loop, who writes the answer."""
+        """One of them waits after the other: who asks, who takes the connection, the loop, who writes the answer. From the last
+        look before the question to the first after its answer: on a busy machine, where looks are far apart, it is too much."""
         ended = row.begun + row.took
         before = self._looks[max(0, bisect_right(self._looks, row.begun, key=Look.when) - 1)]
         after = self._looks[min(len(self._looks) - 1, bisect_left(self._looks, ended, key=Look.when))]

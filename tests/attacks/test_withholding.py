@@ -31,7 +31,7 @@ BEGUN_S, MEASURED_S = 30.0, 60.0
 LEAST = 0.7
 """Share of the honest nodes' own pace that a run must keep."""
 
-STAND_STILL = pytest.param(60, marks=pytest.mark.xfail(strict=True, reason="nothing is made for 60 s, then 1.5 steps a second"))
+STAND_STILL = pytest.param(60, marks=pytest.mark.xfail(strict=True, reason="nothing is made for twice stall_s, then all is well"))
 """So many withhold what they have before anybody who is honest comes: a fault of the head's, to be mended."""
 
 TOKEN_S = 0.1
