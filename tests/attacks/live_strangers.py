@@ -1,6 +1,11 @@
 """`python -m tests.attacks.live_strangers KIND COUNT TICKET_FILE`: so many strangers at a real head, over sockets, until killed.
 
 Each has an identity of its own, comes with the run's ticket, and again as soon as it is let in.
+
+Sixty are not sixty times one for all kinds: refused runs, bad lengths, repeated chunks (what is said to be there) and links and
+places have the entries of a message divided among all strangers, so that together they send about as many entries as one alone
+does, in sixty times as many messages. The other kinds, and all of a mix, send as much each however many there are. What that is
+in bytes: bench/attacks.md, "What one attacker sends".
 """
 
 from __future__ import annotations
@@ -45,7 +50,7 @@ class Link:
 
     def __init__(self, control: Channel, bulk: Channel, share: int) -> None:
         self.control, self.bulk, self.share = control, bulk, share
-        """`share`: how many strangers there are, for those who divide a load among them"""
+        """`share`: how many strangers there are, for those who divide the entries of a message among them; 1 in a mix"""
 
     async def say(self, data: bytes) -> None:
         await self.control.send(data)

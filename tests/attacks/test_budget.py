@@ -10,7 +10,8 @@ import pytest
 import trio
 
 from p2p.protocol.prices import Terms
-from tests.attacks.test_withholding import LEAST, Run, Turned, open_run
+from tests.attacks.test_turning import Turned
+from tests.attacks.test_withholding import LEAST, Run, open_run
 from tests.support.nightly import HOW_MANY
 
 BUDGET_USD, HONEST_USD_PER_HOUR = 1.0, 0.5

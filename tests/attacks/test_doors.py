@@ -43,7 +43,10 @@ def _log(caplog):
 
 
 def strangers(bench: Bench, count: int, frames, pause_s: float = 0.0, **more) -> list[Stranger]:
-    """So many of them, at work from now on. Together they come and speak no oftener than a dozen do: tests have to end."""
+    """So many of them, at work from now on. Tests have to end, so sixty are not sixty times one: each waits `count` times
+    `pause_s` between two messages, so that all together say as many a second as one alone would; and unless said, 0.15 s between
+    two links with 1 and 8, 1.05 s with 60, so that all together come as often as eight do. Where a test divides what is in a
+    message by `count` as well, one of sixty sends a 3,600th of the bytes that one alone does (bench/attacks.md)."""
     more.setdefault("again_s", 0.15 * max(1, count // 8))
     pause_s *= count
     found = [Stranger(bench, 1000 + i) for i in range(count)]

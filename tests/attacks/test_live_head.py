@@ -1,5 +1,6 @@
 """Strangers at a real head over sockets, each party in a process of its own: honest nodes' steps go on, the head's loop is never
-held for long, and memory and disk stay within bounds. The findings were F1, F2, F5, F6, M2 and M3, of all kinds at once."""
+held for long, its status page answers, and memory and disk stay within bounds. The findings were F1, F2, F5, F6, M2 and M3, of
+all kinds at once."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ from netem.bench.real_head import open_real_head, until
 from p2p.files import write_whole
 from p2p.limits import MIB
 from p2p.processes import python_command, start
+from tests.attacks.answering import LOOK_S, Answering
 from tests.attacks.live_strangers import KINDS, MIXED
 from tests.attacks.probe import LoopProbe, probing
 from tests.support.nightly import HOW_MANY, NIGHTLY
@@ -45,6 +47,10 @@ CHANCE = 2
 HELD_S = 0.5
 """Seconds of a core that a turn of the head's loop may take."""
 
+SILENT_S = 0.5
+"""Seconds, by the wall clock, for which the head may be late for a timer, or with an answer about its status: those for which its
+threads were ready to run and had no core do not count."""
+
 GROWN = 200 * MIB
 """What the head's memory may grow by in these seconds, whoever is there: outboxes of 4 MiB a link, and the run's own."""
 
@@ -61,6 +67,12 @@ class Seen(NamedTuple):
     step_of: str
     late_s: float
     """wall time: the latest that a task woke up"""
+    unexcused_s: float
+    """the same, less what the head's thread waited for a core"""
+    answer_s: float
+    """wall time: the longest that the status page took to answer"""
+    unexcused_answer_s: float
+    """the same, less what who had a part in it waited for a core"""
     cpu: float
     """share of the time that the head's loop ran"""
     starved: float
@@ -80,26 +92,23 @@ def process(module: str, *arguments: str):
 class Watch:
     """A head at work, and what its loop does."""
 
-    def __init__(self, head, probe: LoopProbe, nodes: int) -> None:
-        self.head, self.probe, self.late_s, self.nodes = head, probe, 0.0, nodes
-
-    async def wake(self) -> None:
-        while True:
-            due = time.monotonic() + 0.05
-            await trio.sleep(0.05)
-            self.late_s = max(self.late_s, time.monotonic() - due)
+    def __init__(self, head, probe: LoopProbe, nodes: int, answering: Answering) -> None:
+        self.head, self.probe, self.nodes, self.answering = head, probe, nodes, answering
 
     async def see(self, seconds: float) -> Seen:
         self.probe.reset()
-        before, began, self.late_s = self.head.trainer_requests.step, time.monotonic(), 0.0
+        self.answering.reset()
+        before, began = self.head.trainer_requests.step, time.monotonic()
         mine, theirs = waited(os.getpid()), waited(self.nodes)
         await trio.sleep(seconds)
         took = time.monotonic() - began
-        p = self.probe
+        p, a = self.probe, self.answering
         ran, held = (after - then for after, then in zip(waited(os.getpid()), mine, strict=True))
         starved = min(1.0, (held + waited(self.nodes)[1] - theirs[1]) / took)
         steps = (self.head.trainer_requests.step - before) / took
-        return Seen(steps, p.turn_s, p.step_s, p.step_of, self.late_s, ran / took, starved)
+        late, unexcused, turn = a.late_s, a.unexcused_s, (p.turn_s, p.step_s, p.step_of)
+        answer = await a.asked(began, began + took)
+        return Seen(steps, *turn, late, unexcused, *answer, ran / took, starved)
 
 
 def waited(pid: int) -> tuple[float, float]:
@@ -136,23 +145,32 @@ async def attacked(tmp_path: Path, kind: str, count: int, log: list[int]) -> tup
             await until(lambda: board["joined"] == HONEST.nodes, "every node to join", check, PATIENCE_S)
             real.nursery.start_soon(trainer.run)
             await until(lambda: real.head.trainer_requests.step >= 12, "some steps", check, PATIENCE_S)
-            watch = Watch(real.head, probe, nodes.pid)
-            real.nursery.start_soon(watch.wake)
-            alone = await watch.see(MEASURED_S)
-            check()
-            me = psutil.Process()
-            memory, disk = me.memory_info().rss, folder_bytes(folder)
-            with process("tests.attacks.live_strangers", kind, str(count), str(ticket)) as strangers:
-                begun = await watch.see(BEGUN_S)
-                under = await watch.see(MEASURED_S)
-                assert strangers.poll() is None
+            asked = tmp_path / "asked.jsonl"
+            answering = Answering(asked)
+            watch = Watch(real.head, probe, nodes.pid, answering)
+            real.nursery.start_soon(answering.look)
+            with answering.page(real.head.status) as port, process("tests.attacks.answering", str(port), str(asked)) as asks:
+                await until(answering.begun, "an answer of the status page", check, PATIENCE_S)
+                alone = await watch.see(MEASURED_S)
                 check()
+                me = psutil.Process()
+                memory, disk = me.memory_info().rss, folder_bytes(folder)
+                with process("tests.attacks.live_strangers", kind, str(count), str(ticket)) as strangers:
+                    begun = await watch.see(BEGUN_S)
+                    under = await watch.see(MEASURED_S)
+                    assert strangers.poll() is None
+                    check()
+                assert asks.poll() is None, "the status page gave no answer"
             grown, written = me.memory_info().rss - memory, folder_bytes(folder) - disk + sum(log)
             head = real.head
             print(f"{kind} {count}: {under.steps_per_s:.2f} of {alone.steps_per_s:.2f} steps/s; longest turn "
                   f"{under.turn_s:.3f} s (at first {begun.turn_s:.3f}, alone {alone.turn_s:.3f}), woken {under.late_s:.2f} s "
-                  f"late (at first {begun.late_s:.2f}, alone {alone.late_s:.2f}); {under.cpu:.0%} of a core, starved "
-                  f"{under.starved:.0%} (alone {alone.cpu:.0%}, {alone.starved:.0%}); {grown >> 10} KiB more memory, "
+                  f"late (at first {begun.late_s:.2f}, alone {alone.late_s:.2f}; less what it waited for a core "
+                  f"{under.unexcused_s:.2f}, {begun.unexcused_s:.2f}, {alone.unexcused_s:.2f}); longest answer "
+                  f"{under.answer_s:.2f} s (at first {begun.answer_s:.2f}, alone {alone.answer_s:.2f}; less what was waited "
+                  f"for a core {under.unexcused_answer_s:.2f}, {begun.unexcused_answer_s:.2f}, {alone.unexcused_answer_s:.2f}); "
+                  f"{under.cpu:.0%} of a core, starved {under.starved:.0%} (alone {alone.cpu:.0%}, {alone.starved:.0%}); "
+                  f"{grown >> 10} KiB more memory, "
                   f"{written >> 10} KiB written, {len(head.nodes)} links, {head.refusals} refusals, "
                   f"load {os.getloadavg()[0]:.0f}")  # fmt: skip
             assert grown < GROWN and written < WRITTEN
@@ -179,6 +197,24 @@ def check_attack(tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, co
     least = LEAST * alone.steps_per_s * (1 - under.starved) - CHANCE / MEASURED_S
     assert under.steps_per_s >= least, f"{alone} {under}"
     assert max(begun.turn_s, under.turn_s) < HELD_S, f"{begun} {under}"
+    assert max(begun.unexcused_s, under.unexcused_s) < SILENT_S, f"{begun} {under}"
+    assert max(begun.unexcused_answer_s, under.unexcused_answer_s) < SILENT_S, f"{begun} {under}"
+
+
+async def test_a_loop_that_is_held_is_seen(tmp_path: Path) -> None:
+    """That the clocks above would tell: a loop that sleeps takes nothing of a core."""
+    asked, began = tmp_path / "asked.jsonl", time.monotonic()
+    answering = Answering(asked)
+    with answering.page(dict) as port, process("tests.attacks.answering", str(port), str(asked)):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answering.look)
+            await until(answering.begun, "an answer", lambda: None, PATIENCE_S)
+            time.sleep(1.5 * SILENT_S)  # noqa: ASYNC251 (the fault that is to be seen)
+            await trio.sleep(2 * LOOK_S)
+            took, unexcused = await answering.asked(began, time.monotonic())
+            nursery.cancel_scope.cancel()
+    assert answering.unexcused_s > SILENT_S and unexcused > SILENT_S
+    assert took >= unexcused and answering.late_s >= answering.unexcused_s - LOOK_S
 
 
 def test_one_of_each_kind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,8 @@ import pytest
 import trio
 
 from p2p.protocol.generation import GenerateRequest
-from tests.attacks.test_withholding import BEGUN_S, LEAST, TOKEN_S, Run, Turned, open_run
+from tests.attacks.test_turning import Turned
+from tests.attacks.test_withholding import BEGUN_S, LEAST, TOKEN_S, Run, open_run
 from tests.support.harness import wall
 from tests.support.nightly import NIGHTLY
 from tests.swarm.test_head import Node

@@ -3,7 +3,6 @@ the first attacks: one that trickles, sybils that withhold, refuse, ask for mone
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import trio
 
 from learner.client.messages import CommitStep
 from learner.requests.port import Ask
+from p2p.errors import ChannelClosed
 from p2p.protocol.generation import GenerateRequest, Interrupt, Rejected, Tokens
 from p2p.protocol.prices import Terms
 from p2p.protocol.rollout import TokenEvent
@@ -31,8 +31,14 @@ BEGUN_S, MEASURED_S = 30.0, 60.0
 LEAST = 0.7
 """Share of the honest nodes' own pace that a run must keep."""
 
+STAND_STILL = pytest.param(60, marks=pytest.mark.xfail(strict=True, reason="nothing is made for twice stall_s, then all is well"))
+"""So many withhold what they have before anybody who is honest comes: a fault of the head's, to be mended."""
+
 TOKEN_S = 0.1
 """Seconds of a token at an honest node: a sequence has two."""
+
+Behaviour = Callable[..., Awaitable[None]]
+"""What a node does with a sequence that it is given: told itself, and the request."""
 
 
 async def honest(node: Node, request: GenerateRequest) -> None:
@@ -58,7 +64,10 @@ async def trickle(node: Node, request: GenerateRequest) -> None:
         while not node.closed:
             await trio.sleep(4.0)
             event = TokenEvent.of(request.request_id, start, (1,), (-1.0,), node.version)
-            await node.say(Tokens((event,)))
+            try:
+                await node.say(Tokens((event,)))
+            except ChannelClosed:
+                return  # it left meanwhile
             start += 1
 
     node.nursery.start_soon(drip)
@@ -158,80 +167,25 @@ async def test_the_run_keeps_its_pace(tmp_path: Path, autojump_clock, behave, co
     await check_pace(tmp_path, behave, count)
 
 
-async def test_a_stranger_who_was_there_first_holds_nothing_up_for_long(tmp_path: Path, autojump_clock) -> None:
-    """Nobody is proven yet, and eight identities that withhold everything come before the honest nodes do."""
+@pytest.mark.parametrize("count", [STAND_STILL if n == 60 else n for n in HOW_MANY])
+async def test_a_stranger_who_was_there_first_holds_nothing_up_for_long(tmp_path: Path, autojump_clock, count: int) -> None:
+    """Nobody is proven yet, and identities that withhold everything come before the honest nodes do."""
     async with trio.open_nursery() as nursery, open_head(
         tmp_path / "run", standing=STRICT, staleness=1, groups_per_step=4, samples=4, steps=100_000, wall=wall
     ) as bench:
         run = Run(bench)
-        for _ in range(8):
+        for _ in range(count):
             nursery.start_soon(run.keep_coming, await run.join(withhold), withhold)
         nursery.start_soon(run.train)
         await trio.sleep(5)
         for _ in range(2):
             await run.join(honest)
         await trio.sleep(BEGUN_S)
-        assert await run.pace(MEASURED_S) >= LEAST * 1.5  # 32 slots' worth of sequences of 0.2 s, at two nodes of four
+        pace = await run.pace(MEASURED_S)
+        print(f"there first, {count}: {pace:.2f}")
+        assert pace >= LEAST * 1.5  # 32 slots' worth of sequences of 0.2 s, at two nodes of four
         check_books(bench.head)
         nursery.cancel_scope.cancel()
-
-
-class Turned:
-    """Honest until `on`; then each sequence but one in `honest_each` is withheld. 0: all of them, after the first `first`.
-    Negative: one in so many is withheld."""
-
-    def __init__(self, honest_each: int = 0, first: int = 0, on: bool = True) -> None:
-        self.honest_each, self.first, self.on = honest_each, first, on
-        self.asked: Counter[str] = Counter()
-
-    async def join(self, run: Run, nursery: trio.Nursery, count: int) -> None:
-        """So many, who have worked for their standing."""
-        for _ in range(count):
-            node = await run.join(self)
-            run.bench.head.trust.standing.ended(node.peer, 100)
-            nursery.start_soon(run.keep_coming, node, self)
-        await trio.sleep(5)
-
-    async def __call__(self, node: Node, request: GenerateRequest) -> None:
-        number = self.asked[node.peer]
-        self.asked[node.peer] += self.on
-        makes = self.honest_each != 0 and (number % self.honest_each == 0) == (self.honest_each > 0)
-        if not self.on or number < self.first or makes:
-            await honest(node, request)
-
-
-@pytest.mark.parametrize("count", HOW_MANY)
-@pytest.mark.parametrize("honest_each", [0, 2, 8, -4, -10])
-async def test_proven_nodes_that_turn(tmp_path: Path, autojump_clock, honest_each: int, count: int) -> None:
-    """Their word counted: what they held was waited for, for as long as `stall_s`, and eight of them stopped the run for good."""
-    turned = Turned(honest_each, on=False)
-    async with trio.open_nursery() as nursery, open_run(tmp_path, nursery, stall_s=120.0) as run:
-        await trio.sleep(20)
-        alone = await run.pace(MEASURED_S)
-        await turned.join(run, nursery, count)
-        assert all(map(run.bench.head.trust.credible, [n.peer for n in run.nodes]))
-        turned.on = True
-        await trio.sleep(BEGUN_S)
-        under_attack = await run.pace(MEASURED_S)
-        print(f"turned {honest_each}, {count}: {under_attack:.2f} of {alone:.2f}")
-        assert under_attack >= LEAST * alone
-        assert sum(n.behaviour is honest and not n.closed for n in run.nodes) == 2
-
-
-@pytest.mark.parametrize("count", HOW_MANY)
-async def test_one_sequence_buys_nothing_while_nobody_is_proven(tmp_path: Path, autojump_clock, count: int) -> None:
-    """Whoever had delivered one token was waited for as if it were proven, until somebody was; which nobody could become."""
-    turned = Turned(first=1)
-    async with trio.open_nursery() as nursery, open_run(tmp_path, nursery, standing={}, stall_s=120.0) as run:
-        await trio.sleep(5)
-        alone = await run.pace(15)
-        for _ in range(count):
-            node = await run.join(turned)
-            nursery.start_soon(run.keep_coming, node, turned)
-        await trio.sleep(BEGUN_S)
-        under_attack = await run.pace(MEASURED_S)
-        print(f"one sequence, {count}: {under_attack:.2f} of {alone:.2f}")
-        assert under_attack >= LEAST * alone
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="nightly: a minute of sixty nodes")
@@ -248,14 +202,16 @@ async def test_sixty_of_all_kinds(tmp_path: Path, autojump_clock) -> None:
         assert not any(n.closed for n in run.nodes if n.behaviour is honest)
 
 
-async def test_who_refuses_a_group_chooses_no_prompt(tmp_path: Path, autojump_clock) -> None:
+@pytest.mark.parametrize("count", HOW_MANY)
+async def test_who_refuses_a_group_chooses_no_prompt(tmp_path: Path, autojump_clock, count: int) -> None:
     """Eight identities could abort any group whose prompt they had seen (F4)."""
     async with trio.open_nursery() as nursery, open_run(tmp_path, nursery) as run:
-        for i in range(8):
+        for i in range(count):
             kind = (refuse, fail)[i % 2]
             nursery.start_soon(run.keep_coming, await run.join(kind), kind)
         await trio.sleep(90)
         status = run.bench.head.status()["trajectories"]
+        print(f"refuse groups, {count}: {run.steps} steps in 90 s, {status['aborted']} aborted")
         assert run.steps > 60 and not status["aborted"]
 
 
@@ -317,7 +273,8 @@ async def test_what_is_asked_back_in_vain_is_taken_by_force(tmp_path: Path, auto
         assert bench.head.trust.standing.of(deaf.peer).doubted
 
 
-async def test_what_strangers_make_together_is_bounded(tmp_path: Path, autojump_clock) -> None:
+@pytest.mark.parametrize("count", HOW_MANY)
+async def test_what_strangers_make_together_is_bounded(tmp_path: Path, autojump_clock, count: int) -> None:
     """Identities that answer at once, with rubbish of the right form, made 97 % of the tokens (F7)."""
     rules = STRICT | {"proven_tokens": 2000}
 
@@ -328,12 +285,14 @@ async def test_what_strangers_make_together_is_bounded(tmp_path: Path, autojump_
         honest_peers = {n.peer for n in run.nodes}
         for peer in honest_peers:
             run.bench.head.trust.standing.ended(peer, 2000)
-        for _ in range(8):
+        for _ in range(count):
             await run.join(at_once)
         await trio.sleep(60)
         by_node = run.bench.head.rollouts.collector.tokens_by_node
         strangers = sum(n for peer, n in by_node.items() if peer not in honest_peers)
-        assert strangers / sum(by_node.values()) < 0.3  # unproven_share is a quarter
+        share = strangers / sum(by_node.values())
+        print(f"at once, {count}: {share:.2f} of the tokens")
+        assert share < 0.3  # unproven_share is a quarter
 
 
 async def test_what_is_made_for_requests_counts_as_well(tmp_path: Path, autojump_clock) -> None:

@@ -82,6 +82,21 @@ def test_a_cheat_is_caught_and_the_run_goes_on_without_it_and_without_its_audito
 
 
 @nightly
+@pytest.mark.parametrize("cheat", ["slightly_hotter", "stale", "rounded"])
+def test_a_mild_cheat_is_caught(shoal: Children, tmp_path: Path, demo_model: Path, cheat: str) -> None:
+    """Draws at temperature 1.1, computes with the weights that it was given first, or with 4 bits: in float32, as it says itself,
+    tens of checked tokens tell (bench/audit.md#nobody-is-trusted). The weights of the start are the newest at first."""
+    run_dir = start(shoal, tmp_path, demo_model, 2000, cheat)
+    until("a verdict", lambda: fetch_status(run_dir)["caught"]["nodes"] > 0, shoal)
+    status, said = fetch_status(run_dir), shoal.said("learner")
+    tokens = re.findall(r"shoal.head: node .* is expelled: audits: .* in (?:last )?(\d+) tokens, an honest", said)
+    print(f"{cheat}: after {tokens[0]} checked tokens, in step {status['step']}; {status['caught']['last']}")
+    assert status["caught"]["last"].startswith("cheat (") and int(tokens[0]) <= FOUND_WITHIN
+    nodes = {node["name"]: node for node in status["nodes"]}
+    assert nodes["honest"]["alive"] and nodes["honest"]["expelled"] == 0
+
+
+@nightly
 def test_without_audits_nothing_of_them_runs(shoal: Children, tmp_path: Path, demo_model: Path) -> None:
     run_dir = start(shoal, tmp_path, demo_model, 12, "hotter", "--audit", "0")
     until("work of the cheat", lambda: any(n["name"] == "cheat" and n["tokens"] for n in fetch_status(run_dir)["nodes"]), shoal)
