@@ -128,11 +128,11 @@ class NodeState:
             return None
         return Speed(message.running, min(message.tokens_per_s, DELIVERED * (after - before) / (now - began)))
 
-    def back_off(self, now: float) -> None:
+    def back_off(self, now: float, least_s: float = 0.0) -> None:
         """It gave work back, or sat on it."""
         if now >= self.not_before:
             self.backoff_s = min(max(2 * self.backoff_s, BACKOFF_S[0]), BACKOFF_S[1])
-            self.not_before = now + self.backoff_s
+            self.not_before = now + max(self.backoff_s, least_s)
 
     def serves(self, epoch: int, now: float) -> bool:
         """Whether it generates for this epoch, if it is asked to."""
@@ -169,7 +169,7 @@ class NodeState:
         }  # fmt: skip
 
 
-def back_off(nodes: Mapping[str, NodeState], peer: str, now: float) -> None:
-    """Work was taken from a node by force: it gets no more for a while."""
+def back_off(nodes: Mapping[str, NodeState], peer: str, now: float, least_s: float) -> None:
+    """Work was taken from a node by force: it gets no more for a while, for `least_s` seconds at the least."""
     if peer in nodes:
-        nodes[peer].back_off(now)
+        nodes[peer].back_off(now, least_s)

@@ -362,7 +362,7 @@ class Rollouts:
         if ended or refused is not None:
             self.need_dispatch()
         if refused is not None:
-            self.rescue.take_all(peer)
+            self.rescue.take_all(peer, now)
             raise refused.at(peer=peer)
         return accepted
 

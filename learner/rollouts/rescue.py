@@ -1,7 +1,8 @@
 """Takes sequences from nodes that hold them up, and says so to whoever keeps the nodes' standing. A thin shell.
 
-What makes no progress at all (`stalls`), what falls behind the others (`paces`), what the trainer waits for (`hedging`), and what
-was asked back and did not come. Must not know how a link is closed, or what a record makes of a doubt.
+What makes no progress at all (`stalls`), what falls behind the others (`paces`), what hardly begins while nobody is known
+(`first_tries`), what the trainer waits for (`hedging`), and what was asked back and did not come. Must not know how a link is
+closed, or what a record makes of a doubt.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from learner.rollouts.beside import BesideTraining
 from learner.rollouts.buffers import TrainingBuffers
 from learner.rollouts.collector import Collector
 from learner.rollouts.deliveries import Deliveries
+from learner.rollouts.first_tries import REST_S, FirstTries
 from learner.rollouts.group import member_name
 from learner.rollouts.hedging import Fleet, Way, free_places, moves, to_hedge
 from learner.rollouts.outcomes import Cancel
@@ -45,6 +47,10 @@ AVOID_S = 10.0
 """Seconds for which what was taken from a node does not come back to it. Were it for good, a sequence taken from all nodes that
 may hold anything would wait for one that may not."""
 
+ONE_EVENT_S = 10.0
+"""What a node gave up, and others made within so many seconds, is one doubt: an engine that dies gives up all that it holds at
+once. Not for one that has ended nothing yet."""
+
 MOVES = 3
 """A request that was given to so many nodes is left where it is, unless that stalls."""
 
@@ -62,7 +68,7 @@ class Rescue:
     ) -> None:  # fmt: skip
         self._collector, self._buffers, self._conduct, self._beside = collector, buffers, conduct, beside
         self._report, self._cancel, self._send = report, cancel, send
-        self._stalls, self._paces = StallWatch(stall_s), PaceWatch()
+        self._stalls, self._paces, self._first_tries = StallWatch(stall_s), PaceWatch(), FirstTries()
         self._silences, self._silences_beside = SilenceWatch(), SilenceWatch()
         self._deliveries = Deliveries()
         self._looked = self._hedged = float("inf")
@@ -79,12 +85,15 @@ class Rescue:
         """sequences that ended as asked, by node"""
         self._all_ended: Counter[str] = Counter()
         """the same with those beside training"""
+        self._gave_up: dict[str, float] = {}
+        """node -> when it was last doubted for giving something up"""
         self._credited: dict[str, int] = {}
         """tokens of each node that its standing knows of"""
         self.taken = 0
         """sequences that were taken from nodes, in all"""
-        self.took_from: Callable[[str, float], None] = lambda peer, now: None
-        """hears of a node from which something was taken; the head sets it, and keeps work from the node for a while"""
+        self.took_from: Callable[[str, float, float], None] = lambda peer, now, rest_s: None
+        """hears of a node from which something was taken; the head sets it, and keeps work from the node for a while, for these
+        seconds at least"""
 
     def look(self, now: float, nodes: Callable[[], Iterable[NodeView]]) -> None:
         """Take what stalls, falls behind or was asked back in vain."""
@@ -104,13 +113,15 @@ class Rescue:
         stalls += [stall for stall in late if stall.node not in stalled]
         if now - self._looked < LATE_LOOK_S:
             self._move_silent(beside, now, nodes)
+            if not any(map(self._conduct.credible, held)):
+                self._try_others(trained, now, nodes)
         self._looked = now
         self._avoid_no_longer(now)
         stalls += self._unanswered(now, {stall.node for stall in stalls})
         for stall in stalls:
             self._report(stall.node, Refusal(f"{stall.reason}: {len(stall.request_ids)} sequences go elsewhere"))
             self._take(stall, now)
-            self.took_from(stall.node, now)
+            self.took_from(stall.node, now, 0.0)
             self._conduct.doubt(stall.node, stall.reason)
 
     def moved(self, peer: str, tokens: int, now: float) -> None:
@@ -139,6 +150,17 @@ class Rescue:
                 self._take(Stall(peer, those, f"no progress of {those[0]} for longer than usual"), now)
                 if not self._conduct.credible(peer):
                     self._conduct.doubt(peer, f"no progress of {those[0]} for longer than usual")
+
+    def _try_others(
+        self, held: Mapping[str, Mapping[str, int]], now: float, nodes: Callable[[], Iterable[NodeView]]
+    ) -> None:
+        """Nobody who holds something is known: take what hardly begins, where others have nothing to do."""
+        views = list(nodes())
+        if any(n.credible for n in views if n.live):
+            return  # it is given what the trainer waits for
+        for peer, those in self._first_tries.look(held, views, now).items():
+            self._take(Stall(peer, those, "nobody is known yet, and others have nothing to do"), now)
+            self.took_from(peer, now, REST_S)
 
     def ask_back(self, peer: str, request_ids: Sequence[str], now: float) -> None:
         """Ask a node for these, with their tokens."""
@@ -174,7 +196,7 @@ class Rescue:
             if way is Way.QUEUED:
                 continue
             if way is Way.PAUSED or self.ended[hedge.node]:  # a stranger has few chances: the sooner it used them up, the better
-                self.took_from(hedge.node, now)
+                self.took_from(hedge.node, now, 0.0)
             if way is Way.TAKE and hedge.behind_s:
                 self._silences.held_up(hedge.node, now)
             if doubt:
@@ -191,7 +213,9 @@ class Rescue:
         self.ended[peer] += 1
         self._all_ended[peer] += 1
         for other in gave_up:
-            if other != peer:
+            known = self.ended[other] and now - self._gave_up.get(other, float("-inf")) < ONE_EVENT_S
+            if other != peer and not known:
+                self._gave_up[other] = now
                 self._conduct.doubt(other, f"gave up {request_id}, which another node made")
 
     def request_ended(self, peer: str, request_id: str, made: int, now: float) -> None:
@@ -200,8 +224,10 @@ class Rescue:
         self._all_ended[peer] += 1
         self._conduct.ended(peer, made)
 
-    def take_all(self, peer: str) -> None:
-        """The rest of a message was not read, so nothing that `peer` holds goes on where it stands: all of it goes to others."""
+    def take_all(self, peer: str, now: float) -> None:
+        """The rest of a message was not read, so nothing that `peer` holds goes on where it stands: all of it goes to others. A
+        stranger rests: else it would have the next ones at once, and the next."""
+        self.took_from(peer, now, 0.0 if self._conduct.credible(peer) else REST_S)
         held = tuple((peer, r) for r in self._collector.working(peer) + self._beside().working(peer))
         self._collector.node_lost(peer)
         self._beside().on_node_lost(peer)
@@ -213,6 +239,7 @@ class Rescue:
             self._credited.pop(node, None)
             self.ended.pop(node, None)
         forget_oldest(self._all_ended, stays=held.__contains__)
+        forget_oldest(self._gave_up)
         self._deliveries.forget(held.__contains__)
         forget_oldest(self._collector.failures_by_node)
 

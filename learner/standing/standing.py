@@ -148,6 +148,8 @@ class Standing:
     def doubt(self, peer: str, why: str, now: float) -> bool:
         """It withheld, was slow without reason, gave up or ignored what it was told. Whether that expels it."""
         record = self._of(peer)
+        if now < record.barred_until:
+            return False  # it is away for what it did, and this was before
         record.allowance = max(1.0, record.allowance / 2)
         record.doubts += 1
         record.doubted += 1

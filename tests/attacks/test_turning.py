@@ -105,7 +105,6 @@ async def test_one_sequence_buys_nothing_while_nobody_is_proven(
         assert under_attack >= LEAST * alone
 
 
-@pytest.mark.xfail(strict=True, reason="each sequence given up beyond the eighth counts anew: expelled 12 times, for 17 hours")
 async def test_an_engine_that_dies_once_expels_its_node_once_at_most(tmp_path: Path, autojump_clock) -> None:
     """No attack: an honest node of 16 places whose word counts says of all that it holds that its engine died, as `node.serving`
     does. It is expelled after eight; what others make of the rest while it is away doubts and expels it again and again."""

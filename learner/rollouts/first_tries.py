@@ -1,0 +1,49 @@
+"""Which sequences go elsewhere while nobody's word counts: those with which a node hardly begins, where another has nothing to
+do. Pure: snapshots and times in.
+
+Strangers who were there first hold all that is in flight, and who is honest has nothing to show what it is by. Nobody is doubted
+for it: who is slow to begin, a cold engine with a long prompt, is no worse than who says nothing. Each gets its turn, and what it
+made goes along. Must not know whose word counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from learner.dispatch.node_table import NodeView
+
+BEGIN_S, BEGIN_TOKENS = 6.0, 3
+"""A sequence that has made fewer tokens in so many seconds has hardly begun."""
+
+REST_S = 30.0
+"""Seconds for which a node from which one was taken is given nothing: so long others come first."""
+
+
+class FirstTries:
+    """`look` is called every few seconds."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], tuple[int, float]] = {}
+        """(node, request id) -> its tokens at the last look that counted, and when that was"""
+
+    def look(
+        self, held: Mapping[str, Mapping[str, int]], nodes: Iterable[NodeView], now: float
+    ) -> dict[str, tuple[str, ...]]:
+        """`held`: node -> request id -> completion tokens so far. What to take, by node: no more than nodes that have nothing to
+        do have places for, the longest there first."""
+        before, self._seen = self._seen, {}
+        late: list[tuple[float, str, str]] = []
+        for node, requests in held.items():
+            for request_id, tokens in requests.items():
+                had, at = before.get((node, request_id), (tokens, now))
+                if now - at >= BEGIN_S and tokens - had < BEGIN_TOKENS:
+                    late.append((at, node, request_id))
+                elif now - at >= BEGIN_S:
+                    had, at = tokens, now
+                self._seen[node, request_id] = had, at
+        idle = (n for n in nodes if n.live and not n.draining and not n.load)
+        places = sum(n.capacity if n.limit is None else min(n.capacity, n.limit) for n in idle) if late else 0
+        found: dict[str, tuple[str, ...]] = {}
+        for _, node, request_id in sorted(late)[:places]:
+            found[node] = (*found.get(node, ()), request_id)
+        return found

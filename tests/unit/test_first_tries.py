@@ -1,0 +1,44 @@
+"""What goes elsewhere while nobody is known."""
+
+from __future__ import annotations
+
+from learner.dispatch.node_table import NodeView
+from learner.rollouts.first_tries import BEGIN_S, BEGIN_TOKENS, FirstTries
+
+
+def idle(*peers: str, capacity: int = 4, limit: int | None = 2) -> list[NodeView]:
+    return [NodeView(peer, "v1", 0, 0, capacity, limit=limit) for peer in peers]
+
+
+def test_what_hardly_begins_goes_where_nothing_is_done_and_no_more_than_has_a_place() -> None:
+    tries, held = FirstTries(), {"a": {"1.0.0": 0, "1.1.0": 0}, "b": {"2.0.0": 0}}
+    assert tries.look(held, idle("c"), 0.0) == {}
+    assert tries.look(held, idle("c"), BEGIN_S - 0.1) == {}
+    assert tries.look(held, idle("c"), BEGIN_S) == {"a": ("1.0.0", "1.1.0")}, "two places"
+    assert tries.look(held, idle("c", limit=None), BEGIN_S) == {"a": ("1.0.0", "1.1.0"), "b": ("2.0.0",)}
+    busy = NodeView("c", "v1", 1, 0, 4)
+    gone = NodeView("d", "v1", 0, 0, 4, live=False)
+    leaves = NodeView("e", "v1", 0, 0, 4, draining=True)
+    assert tries.look(held, [busy, gone, leaves], BEGIN_S) == {}
+
+
+def test_who_was_given_it_last_is_the_last() -> None:
+    tries = FirstTries()
+    tries.look({"a": {"1.0.0": 0}}, [], 0.0)
+    tries.look({"a": {"1.0.0": 0}, "b": {"2.0.0": 0}}, [], 2.0)
+    both = {"a": {"1.0.0": 0}, "b": {"2.0.0": 0}}
+    assert tries.look(both, idle("c", limit=1), 2.0 + BEGIN_S) == {"a": ("1.0.0",)}
+
+
+def test_who_makes_tokens_keeps_it_and_who_trickles_does_not() -> None:
+    tries, taken = FirstTries(), set()
+    for second in range(int(4 * BEGIN_S)):
+        taken |= tries.look({"a": {"1.0.0": second}, "b": {"2.0.0": second // 4}}, idle("c"), float(second)).keys()
+    assert taken == {"b"} and BEGIN_TOKENS > 1
+
+
+def test_another_try_begins_anew() -> None:
+    tries = FirstTries()
+    tries.look({"a": {"1.0.0": 0}}, [], 0.0)
+    assert tries.look({"b": {"1.0.1": 0}}, idle("c"), BEGIN_S) == {}
+    assert tries.look({"b": {"1.0.1": 0}}, idle("c"), 2 * BEGIN_S) == {"b": ("1.0.1",)}
