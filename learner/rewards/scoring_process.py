@@ -60,11 +60,12 @@ class ScoringProcess:
 
     def last_line(self) -> str:
         """The last thing that it said on its standard error."""
-        if self._said.closed:
+        try:
+            size = self._said.seek(0, os.SEEK_END)
+            self._said.seek(max(0, size - LAST_BYTES))
+            lines = self._said.read(LAST_BYTES).decode(errors="replace").strip().splitlines()
+        except ValueError:  # another thread ended it
             return "nothing"
-        size = self._said.seek(0, os.SEEK_END)
-        self._said.seek(max(0, size - LAST_BYTES))
-        lines = self._said.read(LAST_BYTES).decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "nothing"
 
     def end(self) -> None:
