@@ -97,6 +97,10 @@ class Bill:
             account.charge(self._now)
             account.held_back = False
 
+    def owes(self, peer: str) -> bool:
+        """Whether what a node asks for counts."""
+        return not self._account(peer).held_back
+
     def owes_idle(self, peer: str) -> bool:
         """Whether a node's idle time costs anything now."""
         account = self._account(peer)
@@ -111,9 +115,9 @@ class Bill:
             del self._accounts[peer]
 
     def egress(self, peer: str, sent: float) -> None:
-        """So many more bytes were sent to a node, or by the learner."""
+        """So many more bytes were sent to a node, or by the learner. Those of one that named its price count while it works."""
         account = self._account(peer)
-        if not account.held_back:
+        if not account.held_back and (account.state == ACTIVE or not account.own_price):
             account.usd += sent / GB * account.usd_per_gb
 
     def counted(self, peer: str, total: float) -> None:

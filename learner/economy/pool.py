@@ -29,6 +29,9 @@ KEPT_STEPS = 7
 DECIDE_S = 1.0
 """Least seconds between two decisions."""
 
+MOST_USD_PER_GB = 1.0
+"""What a node may ask for itself for 10^9 bytes that leave it: ten times what clouds take."""
+
 KEPT_CHANGES = 20
 """Latest changes that the status page shows."""
 
@@ -90,18 +93,22 @@ class Pool:
     def offered(self, peer: str, terms: Terms, now: float) -> Activate | None:
         """What it says it costs; what to tell it, if anything: what costs something takes versions and waits to be chosen. It is
         a stranger's word, and money: who asks for too much is not used, what was said first stands as long as the link does,
-        nothing is owed before the node is proven, and waiting costs only what work came to before."""
+        nothing is owed before the node is proven, and waiting costs only what work came to before; one that asks for nothing an
+        hour asks for nothing."""
         m = self._nodes[peer]
         if m.offered:
             return None
         m.offered = True
-        if m.assigned is None and terms.usd_per_hour > self.most_usd_per_hour:
+        dear, sends_dear = terms.usd_per_hour > self.most_usd_per_hour, terms.usd_per_gb > MOST_USD_PER_GB
+        if m.assigned is None and (dear or sends_dear):
             m.state = "asleep"
             at_most = f"at most ${self.most_usd_per_hour:,.2f} is paid (activation.most_usd_per_hour)"
-            m.why = f"asks for ${terms.usd_per_hour:,.2f}/h, {at_most}"
+            m.why = f"asks for ${terms.usd_per_hour:,.2f}/h, {at_most}" if dear else (
+                f"asks for ${terms.usd_per_gb:,.2f} a GB, at most ${MOST_USD_PER_GB:,.2f} is paid"
+            )  # fmt: skip
             self.changes.append(f"step {self._step}: {m.name} asleep: {m.why}")
             return Activate(m.state, m.why)
-        m.terms = m.assigned or terms
+        m.terms = m.assigned or (terms if terms.usd_per_hour else FREE)
         told = None
         if m.costs:
             m.state, m.why = "warm", "just joined"
@@ -110,9 +117,11 @@ class Pool:
         return told
 
     def received(self, peer: str, from_peers: int) -> None:
-        """A node says that it got so many bytes of a version from other nodes."""
-        self._received += from_peers
-        if m := self._nodes.get(peer):
+        """A node says that it got so many bytes of a version from other nodes: they are who is paid for it, so its word must
+        count."""
+        m = self._nodes.get(peer)
+        if m is not None and self.bill.owes(peer):
+            self._received += from_peers
             m.received += from_peers
 
     def left(self, peer: str, now: float) -> None:

@@ -31,7 +31,7 @@ from learner.head.evaluating import HeadEvaluations
 from learner.head.freed_memory import give_back_now_and_then
 from learner.head.latest import MAX_GONE, MAX_REPORTS, MAX_ROWS, KeptTally, Latest
 from learner.head.local_engine import LocalEngine
-from learner.head.node_state import MAX_BYTES, NodeState, back_off
+from learner.head.node_state import NodeState, back_off
 from learner.head.pool_keeper import PoolKeeper
 from learner.head.provider import Provider
 from learner.head.sample_file import SampleFile
@@ -305,7 +305,7 @@ class Head(SwarmOwner):
             case Installed():
                 self._on_installed(node, message)
             case Rejected():
-                if message.cause not in (PAST, UPDATING, DRAINING, RESTING):
+                if message.cause not in (PAST, UPDATING, DRAINING, RESTING) or not self.trust.credible(link.peer):
                     node.back_off(self.now())
                 node.draining = node.draining or message.cause == DRAINING
                 self.rollouts.on_rejected(link.peer, message)
@@ -350,9 +350,9 @@ class Head(SwarmOwner):
             self.report(node.link.peer, Refusal("installed state has another digest", version=message.version))
         if self._is_local(node.link.peer):
             return  # how long others wait for a version is another matter
-        took = self.publisher.installed(node.link.peer, message.version, min(message.bytes_from_peers, MAX_BYTES))
-        self.keeper.pool.received(node.link.peer, min(message.bytes_from_peers, MAX_BYTES))
-        if took is not None:
+        from_peers = min(message.bytes_from_peers, self.publisher.kept_bytes)
+        if (took := self.publisher.installed(node.link.peer, message.version, from_peers)) is not None:
+            self.keeper.pool.received(node.link.peer, from_peers)
             self.keeper.pool.installed(node.link.peer, took, self.now())
 
     # --- what a person sees ------------------------------------------------------------------------------------------

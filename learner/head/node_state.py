@@ -132,7 +132,8 @@ class NodeState:
         """It gave work back, or sat on it."""
         if now >= self.not_before:
             self.backoff_s = min(max(2 * self.backoff_s, BACKOFF_S[0]), BACKOFF_S[1])
-            self.not_before = now + max(self.backoff_s, least_s)
+            self.not_before = now + self.backoff_s
+        self.not_before = max(self.not_before, now + least_s)
 
     def serves(self, epoch: int, now: float) -> bool:
         """Whether it generates for this epoch, if it is asked to."""

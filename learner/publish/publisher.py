@@ -209,11 +209,16 @@ class Publisher:
     def state_digest(self, version: Version) -> bytes | None:
         return self._digests.get(version)
 
+    @property
+    def kept_bytes(self) -> int:
+        """Of all that can be had of what was published: nobody needs more for one version."""
+        return sum(published.size for _, published in self._kept.values())
+
     def installed(self, peer: str, version: Version, peer_bytes: int) -> float | None:
         """`peer` reports that it serves `version`, with `peer_bytes` of it from other nodes. Returns the seconds from the
-        version's header to this report; None for a version that is no longer recent."""
+        version's header to this report; None for a version that is no longer recent, and for one of which it said so before."""
         published = self.published.find(version)
-        if published is None:
+        if published is None or peer in published.installed:
             return None
         published.peer_bytes += peer_bytes
         took = published.installed.setdefault(peer, self._now() - published.began)

@@ -11,9 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from learner.dispatch.node_table import NodeView
+from learner.rollouts.group import member_name
+from p2p.forgetting import forget_oldest
 
 BEGIN_S, BEGIN_TOKENS = 6.0, 3
 """A sequence that has made fewer tokens in so many seconds has hardly begun."""
+
+QUICK_TRIES = 4
+"""Nodes that have BEGIN_S to begin with a sequence; each one after them has twice as long as the one before. Where all nodes are
+slow to begin, moves would else never end."""
+
+MOST_TRIES = 16
+"""More are not counted."""
 
 REST_S = 30.0
 """Seconds for which a node from which one was taken is given nothing: so long others come first."""
@@ -25,6 +34,8 @@ class FirstTries:
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], tuple[int, float]] = {}
         """(node, request id) -> its tokens at the last look that counted, and when that was"""
+        self._tries: dict[str, int] = {}
+        """group.member -> how often it was taken"""
 
     def look(
         self, held: Mapping[str, Mapping[str, int]], nodes: Iterable[NodeView], now: float
@@ -36,9 +47,10 @@ class FirstTries:
         for node, requests in held.items():
             for request_id, tokens in requests.items():
                 had, at = before.get((node, request_id), (tokens, now))
-                if now - at >= BEGIN_S and tokens - had < BEGIN_TOKENS:
+                patience = BEGIN_S * 2.0 ** max(0, self._tries.get(member_name(request_id), 0) + 1 - QUICK_TRIES)
+                if now - at >= patience and tokens - had < BEGIN_TOKENS:
                     late.append((at, node, request_id))
-                elif now - at >= BEGIN_S:
+                elif now - at >= patience:
                     had, at = tokens, now
                 self._seen[node, request_id] = had, at
         idle = (n for n in nodes if n.live and not n.draining and not n.load)
@@ -46,4 +58,7 @@ class FirstTries:
         found: dict[str, tuple[str, ...]] = {}
         for _, node, request_id in sorted(late)[:places]:
             found[node] = (*found.get(node, ()), request_id)
+            member = member_name(request_id)
+            self._tries[member] = min(self._tries.pop(member, 0) + 1, MOST_TRIES)
+        forget_oldest(self._tries)
         return found

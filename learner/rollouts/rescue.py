@@ -156,7 +156,7 @@ class Rescue:
     ) -> None:
         """Nobody who holds something is known: take what hardly begins, where others have nothing to do."""
         views = list(nodes())
-        if any(n.credible for n in views if n.live):
+        if any(n.credible for n in views):
             return  # it is given what the trainer waits for
         for peer, those in self._first_tries.look(held, views, now).items():
             self._take(Stall(peer, those, "nobody is known yet, and others have nothing to do"), now)

@@ -57,7 +57,18 @@ def anywhere(port: int = 0) -> list[str]:
         for one in addresses
         if one.family == socket.AF_INET6 and "%" not in one.address
     )
-    return [tcp_multiaddr(host, port) for host in (("0.0.0.0", "::") if dialable else ("0.0.0.0",))]
+    both = dialable and _can_bind_ipv6()
+    return [tcp_multiaddr(host, port) for host in (("0.0.0.0", "::") if both else ("0.0.0.0",))]
+
+
+def _can_bind_ipv6() -> bool:
+    """A sandbox may list addresses, and allow no socket."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::", 0))
+    except OSError:
+        return False
+    return True
 
 
 def spell_out(text: str) -> list[str]:
