@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from learner.dispatch.node_table import NodeView
-from learner.rollouts.first_tries import BEGIN_S, BEGIN_TOKENS, FirstTries
+from learner.rollouts.first_tries import BEGIN_S, BEGIN_TOKENS, QUICK_TRIES, FirstTries
 
 
 def idle(*peers: str, capacity: int = 4, limit: int | None = 2) -> list[NodeView]:
@@ -35,6 +35,16 @@ def test_who_makes_tokens_keeps_it_and_who_trickles_does_not() -> None:
     for second in range(int(4 * BEGIN_S)):
         taken |= tries.look({"a": {"1.0.0": second}, "b": {"2.0.0": second // 4}}, idle("c"), float(second)).keys()
     assert taken == {"b"} and BEGIN_TOKENS > 1
+
+
+def test_where_all_are_slow_to_begin_moves_end() -> None:
+    tries, moves, at, since, attempt = FirstTries(), 0, 0.0, 0.0, 0
+    slow_s = 40.0
+    while at - since < slow_s:  # the try that lasts so long would end
+        if tries.look({f"n{attempt}": {f"1.0.{attempt}": 0}}, idle("free"), at):
+            moves, attempt, since = moves + 1, attempt + 1, at
+        at += 1.0
+    assert QUICK_TRIES <= moves <= QUICK_TRIES + 3 and at < 10 * slow_s
 
 
 def test_another_try_begins_anew() -> None:

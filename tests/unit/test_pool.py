@@ -223,6 +223,32 @@ def test_idle_time_costs_what_work_came_to_at_the_most_and_nothing_once_the_budg
     assert pool.status(50 * 3600.0)["usd_per_hour"] == 1.0 and not pool.tick(50 * 3600.0 + 99, seen)
 
 
+def test_what_a_node_asks_for_bytes_counts_within_bounds_and_while_it_works() -> None:
+    pool = Pool(QUICK, 2, most_usd_per_hour=5.0)
+    for peer in ("dear", "nothing an hour", "works", "unproven"):
+        pool.joined(peer, peer, 0.0)
+    order = pool.offered("dear", Terms(0.01, 0.0, 90.0), 0.0)
+    assert order is not None and order.state == "asleep" and "asks for $90.00 a GB, at most $1.00 is paid" in order.why
+    assert pool.offered("nothing an hour", Terms(0.0, 0.0, 1.0), 0.0) is None
+    pool.offered("works", Terms(0.01, 0.0, 1.0), 0.0)
+
+    def seen(sent: int) -> dict[str, Seen]:
+        return {p: Seen(True, 0, 8, sent, proven=p != "unproven") for p in ("nothing an hour", "works", "unproven")}
+
+    pool.tick(0.0, seen(0))
+    before = pool.spent_usd(0.0)
+    pool.received("unproven", 10**12)
+    pool.tick(0.0, seen(10**12))
+    assert pool.spent_usd(0.0) == before, "nobody whose word counts received it"
+    pool.received("nothing an hour", 10**9)
+    pool.tick(0.0, seen(10**12))
+    assert pool.spent_usd(0.0) - before == pytest.approx(1.0), "the one that works, for what another one got"
+    pool._change("works", "asleep", "spent", 0.0)  # what decides has tests of its own
+    pool.received("nothing an hour", 10**9)
+    pool.tick(0.0, seen(10**12))
+    assert pool.spent_usd(0.0) - before == pytest.approx(1.0)
+
+
 def test_egress_is_what_others_got_whatever_a_node_counts() -> None:
     pool = Pool(QUICK, 2, prices={"ticket:*": [1.0, 0.0, 0.1]})
     for peer in ("a", "b"):
