@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,12 +12,13 @@ import pytest
 
 from netem.contest.scenario import build_scenario
 from netem.contest.trial import run_scenario
-from netem.emulation.backends import SWITCH, TC, choose, open_backend
+from netem.emulation.backends import TC, choose
 from netem.emulation.homes import why_no_nat
 from netem.emulation.namespaces import HostNamespace
 from netem.networks.profile import LEARNER, build_profile
 from p2p.errors import UsageError
 from tests.support.watchdog import PATIENCE_S
+from tests.wan.test_nat import listening_hosts
 from tests.wan.test_nat_links import LINK, pairs
 from tests.wan.test_switch import WHY_NOT, on_host
 
@@ -52,22 +51,8 @@ except OSError as error:
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[dict[str, HostNamespace]]:
-    with open_backend(SWITCH, build_profile(PROFILE, "test"), f"shoal-{os.getpid()}") as network:
-        over = threading.Event()
-        thread = threading.Thread(target=network.run, args=(over.is_set,))
-        thread.start()
-        listeners = [subprocess.Popen(on_host(host, sys.executable, "-c", LISTEN), stdout=subprocess.PIPE, text=True)
-                     for host in network.hosts.values()]  # fmt: skip
-        try:
-            for listener in listeners:
-                assert listener.stdout is not None and listener.stdout.readline() == "up\n"
-            yield network.hosts
-        finally:
-            for listener in listeners:
-                listener.kill()
-                listener.communicate()
-            over.set()
-            thread.join()
+    with listening_hosts(PROFILE, LISTEN) as found:
+        yield found
 
 
 def talk(

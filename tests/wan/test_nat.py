@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -71,13 +72,14 @@ except OSError as error:
 """
 
 
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[dict[str, HostNamespace]]:
-    with open_backend(SWITCH, build_profile(PROFILE, "test"), f"shoal-{os.getpid()}") as network:
+@contextmanager
+def listening_hosts(profile: dict[str, Any], listen: str) -> Iterator[dict[str, HostNamespace]]:
+    """The hosts of an emulated network, the program `listen` on each."""
+    with open_backend(SWITCH, build_profile(profile, "test"), f"shoal-{os.getpid()}") as network:
         over = threading.Event()
         thread = threading.Thread(target=network.run, args=(over.is_set,))
         thread.start()
-        listeners = [subprocess.Popen(on_host(host, sys.executable, "-c", LISTEN), stdout=subprocess.PIPE, text=True)
+        listeners = [subprocess.Popen(on_host(host, sys.executable, "-c", listen), stdout=subprocess.PIPE, text=True)
                      for host in network.hosts.values()]  # fmt: skip
         try:
             for listener in listeners:
@@ -89,6 +91,12 @@ def hosts() -> Iterator[dict[str, HostNamespace]]:
                 listener.communicate()
             over.set()
             thread.join()
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[dict[str, HostNamespace]]:
+    with listening_hosts(PROFILE, LISTEN) as found:
+        yield found
 
 
 def ask(hosts: dict[str, HostNamespace], who: str, whom: str, *, seconds: float = 1.5, port: int = 0) -> str:
