@@ -50,16 +50,15 @@ class _Account:
         self.since = max(now, self.since)
         if self.state == ACTIVE:
             self.active_s += 3600 * hours
-            self.owe(hours * self.usd_per_hour)
-        elif self.state:
+        if self.held_back or not self.state:
+            return
+        if self.state == ACTIVE:
+            work = hours * self.usd_per_hour
+            self.usd, self.spare = self.usd + work, self.spare + work
+        else:
             idle = hours * self.idle_usd_per_hour
-            self.owe(-min(idle, self.spare) if self.own_price else -idle)
-
-    def owe(self, usd: float) -> None:
-        """For work, or below 0 for idle time."""
-        if not self.held_back:
-            self.usd += abs(usd)
-            self.spare += usd
+            idle = min(idle, self.spare) if self.own_price else idle
+            self.usd, self.spare = self.usd + idle, max(0.0, self.spare - idle)
 
 
 @dataclass

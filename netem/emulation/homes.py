@@ -138,29 +138,25 @@ table ip home {{
 def filter_of(let_in: Mapping[str, Iterable[int]], *, wan: str) -> str:
     """The nf_tables rules for IPv6 of a home's router: in comes what answers, ICMPv6, and for each address these TCP ports."""
     ports = "".join(f"  ip6 daddr {host} tcp dport {port} accept\n" for host, ports in let_in.items() for port in ports)
-    return f"""
-table ip6 home {{
- chain across {{
-  type filter hook forward priority filter; policy drop;
-  ct state established,related accept
-  meta l4proto ipv6-icmp accept
-{ports}  iifname != "{wan}" accept
- }}
-}}
-"""
+    return _filter("ip6", "across", "forward", ports, wan)
 
 
 def firewall_of(let_in: Iterable[int]) -> str:
     """The nf_tables rules of a host behind a stateful firewall that lets these TCP ports in. ICMPv6 is let in, since packets that
     are too big are told of by it (RFC 4890)."""
     ports = "".join(f"  tcp dport {port} accept\n" for port in let_in)
+    return _filter("inet", "inward", "input", ports, DEVICE)
+
+
+def _filter(family: str, chain: str, hook: str, let_in: str, wan: str) -> str:
+    """Of what comes from `wan` what answers, ICMPv6, and what the lines `let_in` accept."""
     return f"""
-table inet home {{
- chain inward {{
-  type filter hook input priority filter; policy drop;
+table {family} home {{
+ chain {chain} {{
+  type filter hook {hook} priority filter; policy drop;
   ct state established,related accept
   meta l4proto ipv6-icmp accept
-{ports}  iifname != "{DEVICE}" accept
+{let_in}  iifname != "{wan}" accept
  }}
 }}
 """
