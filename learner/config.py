@@ -102,6 +102,8 @@ class ActivationSection(Section):
     """Share of the hourly spending that may go to nodes whose speed is not known yet."""
     most_usd_per_hour: float = Field(default=100.0, ge=0)
     """Highest price in $ an hour that a node may ask for itself. Dearer nodes are not used, unless `prices` names them."""
+    most_usd_per_gb: float = Field(default=1.0, ge=0)
+    """Highest price in $ a GB (10^9 bytes that leave the node) that a node may ask for itself; clouds take about 0.1."""
     max_usd_per_hour: float = Field(default=0.0, ge=0)
     """Most $ an hour for all nodes together. 0 is no limit."""
     budget_usd: float = Field(default=0.0, ge=0)

@@ -37,7 +37,10 @@ TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", Any: "
 """TOML's name of a Python type."""
 
 
-UNITS_BY_NAME = {"_usd_per_hour": "$ an hour", "_usd": "$", "_s": "seconds", "_bytes": "bytes", "_mb": "MB", "_mbit": "Mbit/s"}
+UNITS_BY_NAME = {
+    "_usd_per_hour": "$ an hour", "_usd_per_gb": "$ a GB", "_usd": "$", "_s": "seconds", "_bytes": "bytes", "_mb": "MB",
+    "_mbit": "Mbit/s",
+}  # fmt: skip
 """End of a key -> its unit."""
 
 COUNTED = re.compile(

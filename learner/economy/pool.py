@@ -29,9 +29,6 @@ KEPT_STEPS = 7
 DECIDE_S = 1.0
 """Least seconds between two decisions."""
 
-MOST_USD_PER_GB = 1.0
-"""What a node may ask for itself for 10^9 bytes that leave it: ten times what clouds take."""
-
 KEPT_CHANGES = 20
 """Latest changes that the status page shows."""
 
@@ -52,6 +49,8 @@ class Pool:
     spent_before: float = 0.0
     most_usd_per_hour: float = inf
     """that a node may ask for itself"""
+    most_usd_per_gb: float = inf
+    """the same for 10^9 bytes that leave it"""
     generation_s: float = field(default=0.0, init=False)
     """that a group takes when nothing is in its way (`learner.rollouts.durations`); the caller keeps it up to date"""
     bill: Bill = field(default_factory=Bill, init=False)
@@ -99,12 +98,11 @@ class Pool:
         if m.offered:
             return None
         m.offered = True
-        dear, sends_dear = terms.usd_per_hour > self.most_usd_per_hour, terms.usd_per_gb > MOST_USD_PER_GB
+        dear, sends_dear = terms.usd_per_hour > self.most_usd_per_hour, terms.usd_per_gb > self.most_usd_per_gb
         if m.assigned is None and (dear or sends_dear):
             m.state = "asleep"
-            at_most = f"at most ${self.most_usd_per_hour:,.2f} is paid (activation.most_usd_per_hour)"
-            m.why = f"asks for ${terms.usd_per_hour:,.2f}/h, {at_most}" if dear else (
-                f"asks for ${terms.usd_per_gb:,.2f} a GB, at most ${MOST_USD_PER_GB:,.2f} is paid"
+            m.why = _too_dear(f"${terms.usd_per_hour:,.2f}/h", self.most_usd_per_hour, "most_usd_per_hour") if dear else (
+                _too_dear(f"${terms.usd_per_gb:,.2f} a GB", self.most_usd_per_gb, "most_usd_per_gb")
             )  # fmt: skip
             self.changes.append(f"step {self._step}: {m.name} asleep: {m.why}")
             return Activate(m.state, m.why)
@@ -366,3 +364,7 @@ class Pool:
                 "pool/stall_predicted": stall(demand, supply, spread_s),
             }  # fmt: skip
         return out
+
+
+def _too_dear(asked: str, most: float, setting: str) -> str:
+    return f"asks for {asked}, at most ${most:,.2f} is paid (activation.{setting})"

@@ -50,6 +50,7 @@ class PoolKeeper:
         self.pool = Pool(
             rules, config.rollout.max_staleness, config.rollout.publish_every, prices=a.prices,
             learner_usd_per_hour=a.learner_usd_per_hour, spent_before=self._read(), most_usd_per_hour=a.most_usd_per_hour,
+            most_usd_per_gb=a.most_usd_per_gb,
         )  # fmt: skip
         self._kept = now()
         self._said: dict[str, float] = {}

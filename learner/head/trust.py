@@ -169,6 +169,9 @@ class Trust(NodeConduct, PeerConduct):
     def doubted(self, peer: str) -> bool:
         return self.standing.doubted(peer, self._wall())
 
+    def delivered(self, peer: str) -> bool:
+        return self.standing.delivered(peer)
+
     def proven_here(self) -> frozenset[str]:
         """The proven nodes that have a link."""
         return frozenset(filter(self.standing.proven, self._nodes))

@@ -352,7 +352,7 @@ class Rollouts:
                     if outcome.breach:
                         refused = outcome.refusal
                     elif outcome.refusal is not None:
-                        self._report(peer, outcome.refusal)
+                        self.rescue.gave_up(peer, run.request_id, outcome.refusal, now)
                 case GroupAborted():
                     self._aborted(outcome)
                     refused = outcome.refusal if outcome.breach else None
@@ -376,7 +376,7 @@ class Rollouts:
         if isinstance(outcome, GroupAborted):
             self._aborted(outcome)
         elif isinstance(outcome, Requeued) and outcome.refusal is not None:
-            self._report(peer, outcome.refusal)
+            self.rescue.gave_up(peer, message.request_id, outcome.refusal, self._now())
 
     def on_node_lost(self, peer: str) -> int:
         """What the node held goes to others, with its tokens so far. A dead node is never a reason to abort."""

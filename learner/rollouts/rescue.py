@@ -17,6 +17,7 @@ from learner.rollouts.buffers import TrainingBuffers
 from learner.rollouts.collector import Collector
 from learner.rollouts.deliveries import Deliveries
 from learner.rollouts.first_tries import REST_S, FirstTries
+from learner.rollouts.given_up import GivenUp
 from learner.rollouts.group import member_name
 from learner.rollouts.hedging import Fleet, Way, free_places, moves, to_hedge
 from learner.rollouts.outcomes import Cancel
@@ -46,10 +47,6 @@ LATE_HEDGE_S, LATE_LOOK_S = 1.0, 4.0
 AVOID_S = 10.0
 """Seconds for which what was taken from a node does not come back to it. Were it for good, a sequence taken from all nodes that
 may hold anything would wait for one that may not."""
-
-ONE_EVENT_S = 10.0
-"""What a node gave up, and others made within so many seconds, is one doubt: an engine that dies gives up all that it holds at
-once. Not for one that has ended nothing yet."""
 
 MOVES = 3
 """A request that was given to so many nodes is left where it is, unless that stalls."""
@@ -85,8 +82,7 @@ class Rescue:
         """sequences that ended as asked, by node"""
         self._all_ended: Counter[str] = Counter()
         """the same with those beside training"""
-        self._gave_up: dict[str, float] = {}
-        """node -> when it was last doubted for giving something up"""
+        self._given_up = GivenUp()
         self._credited: dict[str, int] = {}
         """tokens of each node that its standing knows of"""
         self.taken = 0
@@ -195,7 +191,8 @@ class Rescue:
             self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"), now, avoid=way is not Way.PAUSED)
             if way is Way.QUEUED:
                 continue
-            if way is Way.PAUSED or self.ended[hedge.node]:  # a stranger has few chances: the sooner it used them up, the better
+            # A stranger does not rest. It has few chances, and the sooner it used them up, the better.
+            if way is Way.PAUSED or self._conduct.delivered(hedge.node):
                 self.took_from(hedge.node, now, 0.0)
             if way is Way.TAKE and hedge.behind_s:
                 self._silences.held_up(hedge.node, now)
@@ -212,11 +209,13 @@ class Rescue:
         self._credited[peer] = made
         self.ended[peer] += 1
         self._all_ended[peer] += 1
-        for other in gave_up:
-            known = self.ended[other] and now - self._gave_up.get(other, float("-inf")) < ONE_EVENT_S
-            if other != peer and not known:
-                self._gave_up[other] = now
-                self._conduct.doubt(other, f"gave up {request_id}, which another node made")
+        for other in self._given_up.made(request_id, peer, gave_up, self._conduct.delivered):
+            self._conduct.doubt(other, f"gave up {request_id}, which another node made")
+
+    def gave_up(self, peer: str, request_id: str, refusal: Refusal, now: float) -> None:
+        """`peer` says that it cannot do this, and `refusal` why. It is a doubt if another one can."""
+        self._given_up.gave_up(peer, request_id, now)
+        self._report(peer, refusal)
 
     def request_ended(self, peer: str, request_id: str, made: int, now: float) -> None:
         """One beside training ended as asked, of which `peer` made so many tokens."""
@@ -239,7 +238,6 @@ class Rescue:
             self._credited.pop(node, None)
             self.ended.pop(node, None)
         forget_oldest(self._all_ended, stays=held.__contains__)
-        forget_oldest(self._gave_up)
         self._deliveries.forget(held.__contains__)
         forget_oldest(self._collector.failures_by_node)
 

@@ -21,6 +21,9 @@ class NodeConduct(Protocol):
     def doubted(self, peer: str) -> bool:
         """Whether it is on trial again since it was doubted lately."""
 
+    def delivered(self, peer: str) -> bool:
+        """Whether it ended anything as asked since it was last expelled."""
+
 
 class NobodyDoubted(NodeConduct):
     """Every node's word counts, and nothing is kept."""
@@ -36,3 +39,6 @@ class NobodyDoubted(NodeConduct):
 
     def doubted(self, peer: str) -> bool:
         return False
+
+    def delivered(self, peer: str) -> bool:
+        return True

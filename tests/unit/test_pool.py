@@ -224,7 +224,7 @@ def test_idle_time_costs_what_work_came_to_at_the_most_and_nothing_once_the_budg
 
 
 def test_what_a_node_asks_for_bytes_counts_within_bounds_and_while_it_works() -> None:
-    pool = Pool(QUICK, 2, most_usd_per_hour=5.0)
+    pool = Pool(QUICK, 2, most_usd_per_hour=5.0, most_usd_per_gb=1.0)
     for peer in ("dear", "nothing an hour", "works", "unproven"):
         pool.joined(peer, peer, 0.0)
     order = pool.offered("dear", Terms(0.01, 0.0, 90.0), 0.0)
