@@ -35,6 +35,7 @@ from learner.head.node_state import NodeState, back_off
 from learner.head.pool_keeper import PoolKeeper
 from learner.head.provider import Provider
 from learner.head.sample_file import SampleFile
+from learner.head.status_checks import check_status
 from learner.head.trainer_requests import TrainerRequests
 from learner.head.trust import Trust
 from learner.journal.journal import Journal
@@ -332,8 +333,7 @@ class Head(SwarmOwner):
             self.swarm.send_catalog(node.link)
 
     def _on_status(self, node: NodeState, message: NodeStatus) -> None:
-        if message.version > (self.publisher.current or Version(self.epoch, 0)):
-            raise Refusal("it says that it serves a version that was not published", version=message.version, fatal=True)
+        check_status(message, self.publisher.current or Version(self.epoch, 0), self.trust.is_checked(node.link.peer))
         was_open = node.ready and not node.updating and node.version == message.version
         node.on_status(message, self.now())
         self._wake()

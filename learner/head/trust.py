@@ -113,6 +113,10 @@ class Trust(NodeConduct, PeerConduct):
         """Whether what nodes make is checked (then it must be, before a node is proven), and which share of a proven node's."""
         self.standing.rules = replace(self.standing.rules, checks=on, audit_share=share)
 
+    def is_checked(self, peer: str) -> bool:
+        """Whether anything of what it makes is."""
+        return self.standing.audit_share(peer) > 0
+
     def answer_for(self, peer: str) -> None:
         """It is the learner's own: trusted."""
         self.standing.rules = replace(self.standing.rules, trusted=self.standing.rules.trusted | {peer})
@@ -165,6 +169,9 @@ class Trust(NodeConduct, PeerConduct):
         if self.standing.proven(peer) and not self.doubted(peer):
             return True
         return not self._credible_here and self.standing.made_since_expelled(peer) and not self.standing.doubts(peer)
+
+    def anybody_proven(self) -> bool:
+        return self._credible_here
 
     def doubted(self, peer: str) -> bool:
         return self.standing.doubted(peer, self._wall())

@@ -328,7 +328,7 @@ class Collector:
             return Accepted(event.request_id, count, whole, cancel, gave_up=tuple(member.gave_up))
         if event.finish == "interrupt":
             old = self.books.release(group, index)
-            return Requeued(group.request_name(index), old, None, count)
+            return Requeued(group.request_name(index), old, None, count, since=member.since, touched=member.last_node == node)
         if event.finish in ("error", "abort"):
             what = f"gave up with {event.finish}: {printable(event.message, 200)}"
             return self._failed(group, index, self._refuse(node, event, f"request {event.request_id}: {what}"), count)
@@ -348,7 +348,7 @@ class Collector:
         if avoid:
             member.failed_on.add(node)
         old = self.books.release(group, index)
-        return Requeued(group.request_name(index), old)
+        return Requeued(group.request_name(index), old, since=member.since, touched=member.last_node == node)
 
     def node_lost(self, node: str) -> list[str]:
         """The node is gone. Every trajectory it held waits again, with all its tokens: their new request ids."""

@@ -351,8 +351,8 @@ class Rollouts:
                     self.cancel((outcome.cancel,))
                     if outcome.breach:
                         refused = outcome.refusal
-                    elif outcome.refusal is not None:
-                        self.rescue.gave_up(peer, run.request_id, outcome.refusal, now)
+                    else:
+                        self.rescue.requeued(peer, run.request_id, outcome, now)
                 case GroupAborted():
                     self._aborted(outcome)
                     refused = outcome.refusal if outcome.breach else None
@@ -375,8 +375,8 @@ class Rollouts:
         outcome = self.collector.declined(peer, message.request_id, message.reason, retryable=message.retryable, avoid=avoid)
         if isinstance(outcome, GroupAborted):
             self._aborted(outcome)
-        elif isinstance(outcome, Requeued) and outcome.refusal is not None:
-            self.rescue.gave_up(peer, message.request_id, outcome.refusal, self._now())
+        elif isinstance(outcome, Requeued):
+            self.rescue.requeued(peer, message.request_id, outcome, self._now())
 
     def on_node_lost(self, peer: str) -> int:
         """What the node held goes to others, with its tokens so far. A dead node is never a reason to abort."""

@@ -36,25 +36,29 @@ class Hedge(NamedTuple):
     """when the node was given it"""
     behind_s: float = 0.0
     """seconds without progress, where they are more than usual, of a node whose word counts"""
+    early: bool = False
+    """it is not behind, and would be made at once elsewhere"""
 
 
 def to_hedge(
-    ledger: Ledger, collector: Collector, credible: Callable[[str], bool], behind: Callable[[str, str, int], float]
+    ledger: Ledger, collector: Collector, credible: Callable[[str], bool], behind: Callable[[str, str, int], float],
+    early: Callable[[str, str], bool],
 ) -> list[Hedge]:
     """Of the groups that can fill the current step, as many as it lacks, those first of which least is to be taken: what
-    strangers hold of them, and what is `behind` (node, request id, its tokens: seconds, 0 for not) at others. Then of the other
-    groups what is behind: those that are needed may be given to the next node that is silent, one after the other."""
+    strangers hold of them, and what is `behind` (node, request id, its tokens: seconds, 0 for not) or `early` at others. Then of
+    the other groups what is behind: those that are needed may be given to the next node that is silent, one after the other."""
     held: dict[int, list[Hedge]] = {}
     for group_id in ledger.blockers():
         group = collector.books.groups.get(group_id)
         members = group.members if group is not None else ()
         held[group_id] = [
-            Hedge(m.node, name, m.since, late)
+            Hedge(m.node, name, m.since, late, soon)
             for i, m in enumerate(members)
             if group is not None and m.node
             for name in [group.request_name(i)]
             for late in [behind(m.node, name, len(m.completion.ids)) if credible(m.node) else 0.0]
-            if late or not credible(m.node)
+            for soon in [not late and credible(m.node) and early(m.node, name)]
+            if late or soon or not credible(m.node)
         ]
     ranked = sorted(held, key=lambda group_id: len(held[group_id]))
     needed = ledger.fillers(ranked)
@@ -69,6 +73,8 @@ class Way(Enum):
     """its node is asked for it, and for what it has made: it has shown that it answers"""
     QUEUED = auto()
     """it is taken, and nobody is at fault: its node has more than it can decode at once, and this one waits there for a slot"""
+    EARLY = auto()
+    """it is taken, and nobody is at fault yet: whoever makes it at once will show whose fault it was"""
     PAUSED = auto()
     """it is taken, and may come back: the sequence is silent, not the node"""
     TAKE = auto()
@@ -131,15 +137,17 @@ def moves(hedges: Iterable[Hedge], fleet: Fleet, now: float) -> list[HedgeMove]:
     found: list[HedgeMove] = []
     placed = 0
     for hedge in hedges:
-        places = well if hedge.behind_s else free
+        places = well if hedge.behind_s or hedge.early else free
         if hedge.behind_s > STANDSTILL_S and not any(well.values()):
             places = witnesses
         if placed >= sum(places.values()) - places.get(hedge.node, 0):
             continue
         placed += 1
-        if hedge.behind_s and queued.get(hedge.node, 0) > 0 and not fleet.begun(hedge.node, hedge.request_id):
+        if (hedge.behind_s or hedge.early) and queued.get(hedge.node, 0) > 0 and not fleet.begun(hedge.node, hedge.request_id):
             queued[hedge.node] -= 1
             found.append(HedgeMove(hedge, Way.QUEUED))
+        elif hedge.early:
+            found.append(HedgeMove(hedge, Way.EARLY))
         elif (move := _move(hedge, fleet, now, enough)) is not None:
             found.append(move)
     return found

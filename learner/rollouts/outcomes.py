@@ -145,6 +145,10 @@ class Requeued:
     tokens: int = 0
     breach: bool = False
     """what it sent is nothing that a node may send"""
+    since: float = 0.0
+    """when the node was given it"""
+    touched: bool = False
+    """the node made tokens of it"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from learner.rollouts.first_tries import REST_S, FirstTries
 from learner.rollouts.given_up import GivenUp
 from learner.rollouts.group import member_name
 from learner.rollouts.hedging import Fleet, Way, free_places, moves, to_hedge
-from learner.rollouts.outcomes import Cancel
+from learner.rollouts.hold_ups import GivenBack, HoldUps, Verdict
+from learner.rollouts.outcomes import Cancel, Requeued
 from learner.rollouts.paces import STAYS, PaceWatch
 from learner.rollouts.silences import HELD_UP_S, MANY_S, SilenceWatch
 from learner.rollouts.stalls import Stall, StallWatch
@@ -47,6 +48,13 @@ LATE_HEDGE_S, LATE_LOOK_S = 1.0, 4.0
 AVOID_S = 10.0
 """Seconds for which what was taken from a node does not come back to it. Were it for good, a sequence taken from all nodes that
 may hold anything would wait for one that may not."""
+
+NEXT_TO_NOTHING = 1e-9
+"""Tokens that count as delivered lately by a node whose last sequence was silent for long, when what others held up is placed."""
+
+MOVES_EARLY = 2
+"""Nodes from which a sequence is moved that is silent there, but not for so long that it must be the node's fault. It is the
+sequence after that."""
 
 MOVES = 3
 """A request that was given to so many nodes is left where it is, unless that stalls."""
@@ -82,7 +90,7 @@ class Rescue:
         """sequences that ended as asked, by node"""
         self._all_ended: Counter[str] = Counter()
         """the same with those beside training"""
-        self._given_up = GivenUp()
+        self._given_up, self._hold_ups = GivenUp(), HoldUps()
         self._credited: dict[str, int] = {}
         """tokens of each node that its standing knows of"""
         self.taken = 0
@@ -109,7 +117,7 @@ class Rescue:
         stalls += [stall for stall in late if stall.node not in stalled]
         if now - self._looked < LATE_LOOK_S:
             self._move_silent(beside, now, nodes)
-            if not any(map(self._conduct.credible, held)):
+            if not self._conduct.anybody_proven():
                 self._try_others(trained, now, nodes)
         self._looked = now
         self._avoid_no_longer(now)
@@ -125,8 +133,11 @@ class Rescue:
         self._deliveries.came(peer, tokens, now)
 
     def delivers(self, now: float) -> Callable[[str], float]:
-        """node -> tokens that came from it lately, while silent nodes hold the trainer up; else 0, and it is not gone by."""
-        return partial(self._deliveries.lately, now=now) if self._silences.many(now) else lambda peer: 0.0
+        """node -> tokens that came from it lately, while nodes hold the trainer up; else 0, and it is not gone by."""
+        lately = partial(self._deliveries.lately, now=now)
+        if self._hold_ups.lately(now):
+            return lambda peer: lately(peer) if self._silences.quick(peer) else NEXT_TO_NOTHING
+        return lately if self._silences.many(now) else lambda peer: 0.0
 
     def _move_silent(
         self, held: Mapping[str, Mapping[str, int]], now: float, nodes: Callable[[], Iterable[NodeView]]
@@ -150,11 +161,9 @@ class Rescue:
     def _try_others(
         self, held: Mapping[str, Mapping[str, int]], now: float, nodes: Callable[[], Iterable[NodeView]]
     ) -> None:
-        """Nobody who holds something is known: take what hardly begins, where others have nothing to do."""
-        views = list(nodes())
-        if any(n.credible for n in views):
-            return  # it is given what the trainer waits for
-        for peer, those in self._first_tries.look(held, views, now).items():
+        """Nobody is proven: take what hardly begins, or takes long, where others have nothing to do. Not only where nobody has
+        ended anything: to end one sequence is cheap, and who came last has nothing to show."""
+        for peer, those in self._first_tries.look(held, nodes(), now).items():
             self._take(Stall(peer, those, "nobody is known yet, and others have nothing to do"), now)
             self.took_from(peer, now, REST_S)
 
@@ -176,12 +185,14 @@ class Rescue:
         if now - self._waits < HEDGE_S:
             return
         behind = partial(self._silences.behind, now=now, least=self._paces.least) if on_time else _not_behind
-        if not (hedges := to_hedge(ledger, self._collector, self._conduct.credible, behind)):
+        early = partial(self._early, now=now) if on_time and self._hold_ups.worth_it(now) else _not_early
+        if not (hedges := to_hedge(ledger, self._collector, self._conduct.credible, behind, early)):
             return
+        many = partial(self._deliveries.lately, now=now) if self._silences.many(now) else lambda peer: 0.0
         fleet = Fleet(
             list(nodes()), credible=self._conduct.credible, doubted=self._conduct.doubted, ended=self.ended,
-            last_came=self._deliveries.last, delivers=self.delivers(now), begun=self._silences.begun, asked=self._asked,
-            spared=self._spared, fault_s=max(TAKEN_EARLY_S, STAYS * self._paces.usual_s),
+            last_came=self._deliveries.last, delivers=many, begun=self._silences.begun, asked=self._asked,
+            spared=self._spared, fault_s=self._fault_s,
         )  # fmt: skip
         doubted: dict[str, str] = {}
         for hedge, way, doubt in moves(hedges, fleet, now):
@@ -190,6 +201,9 @@ class Rescue:
                 continue
             self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"), now, avoid=way is not Way.PAUSED)
             if way is Way.QUEUED:
+                continue
+            if way is Way.EARLY:
+                self._hold_ups.moved(hedge.node, member_name(hedge.request_id), now)
                 continue
             # A stranger does not rest. It has few chances, and the sooner it used them up, the better.
             if way is Way.PAUSED or self._conduct.delivered(hedge.node):
@@ -203,19 +217,36 @@ class Rescue:
 
     def ended_at(self, peer: str, request_id: str, gave_up: Iterable[str], now: float) -> None:
         """A sequence, or a turn of it, ended as asked at `peer`: to its credit, and not to that of nodes that had given it up."""
+        quick = self._silences.quick(peer)
         self._silences.ended(peer, request_id, now)
         made = self._collector.tokens_by_node.get(peer, 0)
         self._conduct.ended(peer, made - self._credited.get(peer, 0))
         self._credited[peer] = made
         self.ended[peer] += 1
         self._all_ended[peer] += 1
+        for other in self._hold_ups.ended(peer, member_name(request_id), now, self._silences.at_once_s, quick):
+            self._conduct.doubt(other, f"held up {request_id}, which another node made at once, and others before")
         for other in self._given_up.made(request_id, peer, gave_up, self._conduct.delivered):
             self._conduct.doubt(other, f"gave up {request_id}, which another node made")
 
-    def gave_up(self, peer: str, request_id: str, refusal: Refusal, now: float) -> None:
-        """`peer` says that it cannot do this, and `refusal` why. It is a doubt if another one can."""
-        self._given_up.gave_up(peer, request_id, now)
-        self._report(peer, refusal)
+    def requeued(self, peer: str, request_id: str, outcome: Requeued, now: float) -> None:
+        """`peer` gave this back, or says that it cannot do it: a doubt if another one can."""
+        if outcome.refusal is not None:
+            self._given_up.gave_up(peer, request_id, now)
+            self._report(peer, outcome.refusal)
+            return
+        asked = self._asked.pop((peer, request_id), None) is not None
+        back = GivenBack(
+            now - outcome.since, self._buffers.ledger.step, asked=asked, touched=outcome.touched, waits=self._waits is not None,
+            credible=self._conduct.credible(peer),
+        )  # fmt: skip
+        verdict = self._hold_ups.gave_back(peer, back, now, self._fault_s)
+        if verdict is Verdict.NOTHING:
+            return
+        self.took_from(peer, now, 0.0)
+        self._avoid(peer, request_id, now)
+        if verdict is Verdict.DOUBTED:
+            self._conduct.doubt(peer, f"gave back {request_id} after {back.held_s:.1f} s, not the first, while the trainer waits")
 
     def request_ended(self, peer: str, request_id: str, made: int, now: float) -> None:
         """One beside training ended as asked, of which `peer` made so many tokens."""
@@ -231,6 +262,23 @@ class Rescue:
         self._collector.node_lost(peer)
         self._beside().on_node_lost(peer)
         self._cancel(held)
+
+    @property
+    def _fault_s(self) -> float:
+        return max(TAKEN_EARLY_S, STAYS * self._paces.usual_s)
+
+    def _early(self, node: str, request_id: str, now: float) -> bool:
+        """Whether it is silent at a node whose word counts, and was not moved for that from MOVES_EARLY nodes before."""
+        early = self._silences.early(node, request_id, now)
+        return early and self._hold_ups.times_moved(member_name(request_id)) < MOVES_EARLY
+
+    def _avoid(self, peer: str, request_id: str, now: float) -> None:
+        """It does not come back to this node for AVOID_S while another may have it."""
+        group_id, _, index = member_name(request_id).partition(".")
+        group = self._collector.books.groups.get(int(group_id))
+        if group is not None:
+            group.members[int(index)].failed_on.add(peer)
+            self._avoided[peer, member_name(request_id)] = now
 
     def _forget(self, held: Container[str]) -> None:
         """What is counted of nodes that hold nothing, where it is of too many: all of it, so that nothing is credited twice."""
@@ -271,7 +319,13 @@ class Rescue:
                 self._collector.declined(stall.node, request_id, stall.reason, retryable=True, avoid=avoid)
                 (self._avoided if avoid else self._spared)[stall.node, member_name(request_id)] = now
         self.taken += len(stall.request_ids)
+        if avoid:
+            self._silences.taken(stall.node)
         self._cancel(tuple((stall.node, request_id) for request_id in stall.request_ids))
+
+
+def _not_early(node: str, request_id: str) -> bool:
+    return False
 
 
 def _not_behind(node: str, request_id: str, tokens: int) -> float:

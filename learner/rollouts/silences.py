@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from p2p.forgetting import forget_oldest
+
 RECENT, LEAST_ENDED = 256, 16
 """Ended sequences whose silences are remembered, and below how many of them nothing is called unusual."""
 
@@ -27,6 +29,14 @@ NEARLY_ALL, LONGER = 0.95, 6.0
 """Where hardly any of the ended sequences was silent for long, and now MANY nodes have not begun with sequences of MANY groups,
 that is no long prompt: such a sequence is behind after so many times what this share of the ended were silent for, and at
 HELD_UP_S and BEGIN_S at least and at the most. One long prompt keeps the members of one group waiting, at several nodes."""
+
+EARLY_S, EARLY_USUALS = 1.0, 4.0
+"""A sequence is early behind after so many seconds without progress, and so many times what is usual: not so long that it is
+its node's fault, and long enough to have it made elsewhere."""
+
+LOOKS = 150
+"""Looks, some five minutes of them, of which the least counts as usual for that: most of the nodes, late all at once, would else
+be what is usual after half a minute."""
 
 MANY, MANY_S, HURRY = 3, 120.0, 1 / 3
 """So many nodes that held the trainer up by silence within so many seconds are no chance: those that are left have this share of
@@ -54,8 +64,12 @@ class SilenceWatch:
         self._ended: deque[float] = deque(maxlen=RECENT)
         self._sorted: list[float] = []
         """the same by length; empty while that is not known"""
+        self._last: dict[str, float] = {}
+        """node -> how long the last sequence that it ended was silent"""
         self._held_up: dict[str, float] = {}
         """node -> when it held the trainer up last, lately"""
+        self._usuals: deque[float] = deque(maxlen=LOOKS)
+        """what was usual at the last looks"""
         self._waiting = False
         """whether, at the last look, MANY nodes had not begun with sequences of MANY groups for HELD_UP_S and what is usual"""
 
@@ -72,6 +86,8 @@ class SilenceWatch:
         for node, requests in held.items():
             for request_id, tokens in requests.items():
                 self._seen[node, request_id] = _progress(seen.get((node, request_id)), tokens, now, least)
+        if not math.isinf(self.usual_s):
+            self._usuals.append(self.usual_s)
         bound = now - HELD_UP_S - USUALS * self.usual_s
         waiting = [pair for pair, seen in self._seen.items() if not seen.begun and seen.at < bound]
         groups = {request_id.partition(".")[0] for _, request_id in waiting}
@@ -80,8 +96,11 @@ class SilenceWatch:
     def ended(self, node: str, request_id: str, now: float) -> None:
         """It ended as asked. What came and went between two looks was not silent for long."""
         seen = self._seen.pop((node, request_id), None)
-        self._ended.append(0.0 if seen is None else max(seen.longest, now - seen.at))
+        silent = 0.0 if seen is None else max(seen.longest, now - seen.at)
+        self._ended.append(silent)
         self._sorted = []
+        self._last[node] = silent
+        forget_oldest(self._last)
 
     def begun(self, node: str, request_id: str) -> bool:
         """Whether it made progress at this node since it was first seen there."""
@@ -107,6 +126,24 @@ class SilenceWatch:
         begin = min(BEGIN_S, max(HELD_UP_S, LONGER * self._share(NEARLY_ALL))) if self._waiting else BEGIN_S
         allowed = HURRY ** self.many(now) * (HELD_UP_S if seen.begun else begin) + USUALS * usual
         return silent if silent > allowed else 0.0
+
+    @property
+    def at_once_s(self) -> float:
+        """Seconds of silence at most of what is made at once; infinite while that is not known."""
+        return EARLY_S + EARLY_USUALS * min(self.usual_s, *self._usuals, math.inf)
+
+    def taken(self, node: str) -> None:
+        """Something was taken from it: it is not quick until it ends something at once again."""
+        self._last[node] = math.inf
+
+    def quick(self, node: str) -> bool:
+        """Whether the last sequence that it ended was not silent for longer than what is made at once, and none was taken since."""
+        return self._last.get(node, math.inf) <= self.at_once_s
+
+    def early(self, node: str, request_id: str, now: float) -> bool:
+        """Whether it is early behind, as `behind` saw it last."""
+        seen = self._seen.get((node, request_id))
+        return seen is not None and now - seen.at > self.at_once_s
 
     def _share(self, share: float) -> float:
         """Seconds that this share of the ended sequences were silent for at the most."""

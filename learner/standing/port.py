@@ -18,6 +18,9 @@ class NodeConduct(Protocol):
         """Whether its word counts: it is proven and not on trial again; while nobody is, who has delivered something
         and was not doubted since."""
 
+    def anybody_proven(self) -> bool:
+        """Whether a proven node is there that takes work and is not on trial again."""
+
     def doubted(self, peer: str) -> bool:
         """Whether it is on trial again since it was doubted lately."""
 
@@ -35,6 +38,9 @@ class NobodyDoubted(NodeConduct):
         pass
 
     def credible(self, peer: str) -> bool:
+        return True
+
+    def anybody_proven(self) -> bool:
         return True
 
     def doubted(self, peer: str) -> bool:

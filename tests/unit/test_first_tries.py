@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
 from learner.dispatch.node_table import NodeView
-from learner.rollouts.first_tries import BEGIN_S, BEGIN_TOKENS, QUICK_TRIES, FirstTries
+from learner.rollouts.first_tries import BEGIN_S, BEGIN_TOKENS, LONG, QUICK_TRIES, FirstTries
 
 
 def idle(*peers: str, capacity: int = 4, limit: int | None = 2) -> list[NodeView]:
@@ -30,11 +32,23 @@ def test_who_was_given_it_last_is_the_last() -> None:
     assert tries.look(both, idle("c", limit=1), 2.0 + BEGIN_S) == {"a": ("1.0.0",)}
 
 
-def test_who_makes_tokens_keeps_it_and_who_trickles_does_not() -> None:
+def test_who_makes_tokens_keeps_it_for_longer_and_who_trickles_does_not() -> None:
     tries, taken = FirstTries(), set()
-    for second in range(int(4 * BEGIN_S)):
+    for second in range(int(LONG * BEGIN_S)):
         taken |= tries.look({"a": {"1.0.0": second}, "b": {"2.0.0": second // 4}}, idle("c"), float(second)).keys()
     assert taken == {"b"} and BEGIN_TOKENS > 1
+
+
+def test_who_makes_just_as_many_as_it_must_does_not_keep_it_for_good_and_the_next_has_twice_as_long() -> None:
+    tries, at, since, node = FirstTries(), 0.0, 0.0, 0
+    stays: list[float] = []
+    while node < 4:
+        made = int((at - since) / BEGIN_S) * BEGIN_TOKENS
+        if tries.look({f"n{node}": {f"1.0.{node}": made}}, idle("free"), at):
+            stays.append(at - since)
+            node, since = node + 1, at
+        at += 1.0
+    assert stays[0] == LONG * BEGIN_S and all(b > 1.9 * a for a, b in itertools.pairwise(stays))
 
 
 def test_where_all_are_slow_to_begin_moves_end() -> None:
