@@ -39,6 +39,10 @@ MAX_SHARED_NEED = 0.3
 TRIED, DELIVERING = 2, 0.5
 """What so many nodes failed, while many are silent, goes to who delivered lately at least so many times what the best did."""
 
+NEXT_TO_NOTHING = 1e-9
+"""Tokens that count as delivered lately by a node that was late, while nodes hold the trainer up: what is tried again goes to
+first."""
+
 SAME = 0.01
 """Gains that differ by less than this share count as equal, and the emptier node is taken."""
 
@@ -206,6 +210,9 @@ class NodeTable:
         once; what one has goes to anybody, since it is so that the silent are found."""
         if (free & self.credible).any():
             free = free & self.credible
+        late = (0 < self._delivers) & (self._delivers <= NEXT_TO_NOTHING)
+        if (free & ~late).any():
+            free = free & ~late
         idle = free & (self.load < self._capacity)
         most = self._delivers[idle].max(initial=0.0)
         return idle & (self._delivers >= DELIVERING * most) if most and attempt >= TRIED else free

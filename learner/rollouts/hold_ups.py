@@ -7,6 +7,7 @@ stutters. What happens again and again is one. Must not know what a doubt does t
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -20,12 +21,19 @@ CROSSED_S = 0.5
 ONE_S = 1.0
 """What happens within so many seconds happened once: an engine that pauses holds up all that it has."""
 
-TIMES, FADES_S, ENDS = 3.0, 120.0, 64
-"""So many hold-ups are a doubt. One is forgotten in so many seconds, and with so many sequences that end as asked."""
+TIMES, LATELY_S = 2.5, 120.0
+"""More hold-ups than this are a doubt. What happened counts for e times less with each so many seconds."""
 
-TRIES, TRIES_S, WORTH, FEW = 16, 30.0, 0.25, 8
+WORSE, SELDOM, KNOWN = 3.0, 1 / 64, 4.0
+"""So many times as often as the best of the others, and as so seldom, a node must hold up what it is given: pauses that all have
+are nobody's fault. With whom it is compared has ended so many sequences lately."""
+
+TRIES, TRIES_S, WORTH, FEW = 16, 30.0, 0.25, 3
 """Of the last sequences that were moved early, in so many seconds, this share must have ended at once elsewhere, or it is the
 sequences that take long; with fewer than FEW that is not known."""
+
+MOVES = 1
+"""Nodes from which a sequence is moved early."""
 
 RECENT_S = 30.0
 """Seconds after a hold-up for which what was moved goes to those who deliver."""
@@ -58,9 +66,41 @@ class Verdict(Enum):
 
 
 @dataclass(slots=True)
-class _Held:
-    times: float
+class _Record:
+    """Of one node, of late."""
+
     at: float
+    """the time for which the numbers are true; they fade"""
+    times: float = 0.0
+    """that it held something up"""
+    since: float = 0.0
+    """the same since it was last to blame for it"""
+    ended: float = 0.0
+    held_at: float = float("-inf")
+    """when it held something up last"""
+
+    def fade(self, now: float) -> None:
+        share = math.exp(min(0.0, self.at - now) / LATELY_S)
+        self.at = max(self.at, now)
+        self.times, self.since, self.ended = self.times * share, self.since * share, self.ended * share
+
+    @property
+    def rate(self) -> float:
+        """Of what it was given, what it held up."""
+        return self.times / max(1.0, self.times + self.ended)
+
+    @property
+    def at_least(self) -> float:
+        """The same, where what it was given may be few by chance."""
+        return (self.times + 1.0) / (self.times + self.ended + 1.0)
+
+
+class _Tried(Enum):
+    """What came of the first member of a group that was moved early."""
+
+    UNDER_WAY = auto()
+    AT_ONCE = auto()
+    LATE = auto()
 
 
 class _Crossed(NamedTuple):
@@ -72,11 +112,12 @@ class HoldUps:
     """By node and sequence (group.member)."""
 
     def __init__(self) -> None:
-        self._held: dict[str, _Held] = {}
+        self._of: dict[str, _Record] = {}
         self._crossed: dict[str, _Crossed] = {}
         """node -> when it last gave anything back as if it had crossed its word"""
         self._moved: dict[str, dict[str, float]] = {}
         """group.member -> node from which it was moved early -> when"""
+        self._groups: dict[str, _Tried] = {}
         self._tries: deque[tuple[float, bool]] = deque(maxlen=TRIES)
         """(when, whether it ended at once elsewhere) of what was moved early"""
         self._last = float("-inf")
@@ -97,27 +138,31 @@ class HoldUps:
 
     def moved(self, node: str, member: str, now: float) -> None:
         """It was moved from `node`, which was silent for longer than is usual, but not for so long that it must be its fault."""
-        self._last = now
+        self.noticed(now)
         self._moved.setdefault(member, {})[node] = now
-        forget_oldest(self._moved)
+        self._groups.setdefault(_group(member), _Tried.UNDER_WAY)
+        for known in (self._moved, self._groups):
+            forget_oldest(known)
 
-    def times_moved(self, member: str) -> int:
-        """From how many nodes."""
-        return len(self._moved.get(member, ()))
+    def may_move(self, member: str) -> bool:
+        """Whether it may be moved early: one member of a group first, from MOVES nodes at the most, and the others once that one
+        ended at once. All of them wait for a long prompt."""
+        tried = self._groups.get(_group(member))
+        moved = len(self._moved.get(member, ()))
+        return moved < MOVES and (tried is None or tried is _Tried.AT_ONCE or (tried is _Tried.UNDER_WAY and moved > 0))
 
-    def ended(self, node: str, member: str, now: float, at_once_s: float, quick: bool) -> list[str]:
+    def ended(self, node: str, member: str, now: float, at_once_s: float, late: bool) -> list[str]:
         """`node` ended it as asked. Whom that shows to have held it up, once too often: it took no longer than `at_once_s`, from
-        the last time that it was moved. `quick`: whether what the node ended before was made at once; else its being late says
-        nothing of the sequence."""
-        held = self._held.get(node)
-        if held is not None:
-            held.times = max(0.0, held.times - 1.0 / ENDS)
+        the last time that it was moved. `late`: whether what the node ended before was late, too; then that says nothing of the
+        sequence."""
+        self._record(node, now).ended += 1.0
         moved = self._moved.pop(member, None)
         if not moved:
             return []
         at_once = now - max(moved.values()) <= at_once_s and node not in moved
-        if at_once or quick:
+        if at_once or not late:
             self._tries.append((now, at_once))
+        self._groups[_group(member)] = _Tried.AT_ONCE if at_once else _Tried.LATE
         return [other for other, at in moved.items() if at_once and self._held_up(other, at)]
 
     def worth_it(self, now: float) -> bool:
@@ -125,9 +170,31 @@ class HoldUps:
         tries = [at_once for at, at_once in self._tries if now - at < TRIES_S]
         return len(tries) < FEW or sum(tries) >= WORTH * len(tries)
 
+    def noticed(self, now: float) -> None:
+        """Something seems to be held up."""
+        self._last = max(self._last, now)
+
     def lately(self, now: float) -> bool:
         """Whether anybody held anything up, or seemed to."""
         return now - self._last < RECENT_S
+
+    # ---- what follows
+
+    def held_up(self, node: str, now: float) -> bool:
+        """It held something up. Whether that is another time."""
+        self.noticed(now)
+        record = self._record(node, now)
+        if now - record.held_at < ONE_S:
+            return False
+        record.held_at = now
+        record.times += 1.0
+        return True
+
+    def worse(self, node: str) -> bool:
+        """Whether it holds up more of what it is given than the others do."""
+        best = min((r.at_least for n, r in self._of.items() if n != node and r.ended >= KNOWN), default=1.0)
+        record = self._of.get(node)
+        return record is not None and record.rate > WORSE * max(best, SELDOM)
 
     # ---- inside
 
@@ -142,15 +209,21 @@ class HoldUps:
 
     def _held_up(self, node: str, at: float) -> bool:
         """Whether it was once too often: it begins anew then."""
-        self._last = max(self._last, at)
-        held = self._held.setdefault(node, _Held(0.0, float("-inf")))
-        forget_oldest(self._held)
-        if at - held.at < ONE_S:
+        if not self.held_up(node, at):
             return False
-        left = max(0.0, held.times - (at - held.at) / FADES_S) if held.times else 0.0
-        held.times, held.at = left + 1.0, at
-        if held.times <= TIMES - 0.5:
+        record = self._of[node]
+        record.since += 1.0
+        if record.since <= TIMES or not self.worse(node):
             return False
-        held.times = 0.0
+        record.since = 0.0
         return True
 
+    def _record(self, node: str, now: float) -> _Record:
+        record = self._of.setdefault(node, _Record(now))
+        record.fade(now)
+        forget_oldest(self._of)
+        return record
+
+
+def _group(member: str) -> str:
+    return member.partition(".")[0]

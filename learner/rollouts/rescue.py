@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 
-from learner.dispatch.node_table import NodeView
+from learner.dispatch.node_table import NEXT_TO_NOTHING, NodeView
 from learner.rollouts.beside import BesideTraining
 from learner.rollouts.buffers import TrainingBuffers
 from learner.rollouts.collector import Collector
@@ -48,13 +48,6 @@ LATE_HEDGE_S, LATE_LOOK_S = 1.0, 4.0
 AVOID_S = 10.0
 """Seconds for which what was taken from a node does not come back to it. Were it for good, a sequence taken from all nodes that
 may hold anything would wait for one that may not."""
-
-NEXT_TO_NOTHING = 1e-9
-"""Tokens that count as delivered lately by a node whose last sequence was silent for long, when what others held up is placed."""
-
-MOVES_EARLY = 2
-"""Nodes from which a sequence is moved that is silent there, but not for so long that it must be the node's fault. It is the
-sequence after that."""
 
 MOVES = 3
 """A request that was given to so many nodes is left where it is, unless that stalls."""
@@ -136,7 +129,7 @@ class Rescue:
         """node -> tokens that came from it lately, while nodes hold the trainer up; else 0, and it is not gone by."""
         lately = partial(self._deliveries.lately, now=now)
         if self._hold_ups.lately(now):
-            return lambda peer: lately(peer) if self._silences.quick(peer) else NEXT_TO_NOTHING
+            return lambda peer: NEXT_TO_NOTHING if self._silences.late(peer) else lately(peer)
         return lately if self._silences.many(now) else lambda peer: 0.0
 
     def _move_silent(
@@ -165,6 +158,7 @@ class Rescue:
         ended anything: to end one sequence is cheap, and who came last has nothing to show."""
         for peer, those in self._first_tries.look(held, nodes(), now).items():
             self._take(Stall(peer, those, "nobody is known yet, and others have nothing to do"), now)
+            self._hold_ups.noticed(now)
             self.took_from(peer, now, REST_S)
 
     def ask_back(self, peer: str, request_ids: Sequence[str], now: float) -> None:
@@ -211,20 +205,23 @@ class Rescue:
             if way is Way.TAKE and hedge.behind_s:
                 self._silences.held_up(hedge.node, now)
             if doubt:
-                doubted[hedge.node] = doubt
+                self._hold_ups.held_up(hedge.node, now)
+                again = not hedge.behind_s and self._conduct.doubted(hedge.node) and self._conduct.delivered(hedge.node)
+                if not again or self._hold_ups.worse(hedge.node):
+                    doubted[hedge.node] = doubt
         for node, why in doubted.items():
             self._conduct.doubt(node, why)
 
     def ended_at(self, peer: str, request_id: str, gave_up: Iterable[str], now: float) -> None:
         """A sequence, or a turn of it, ended as asked at `peer`: to its credit, and not to that of nodes that had given it up."""
-        quick = self._silences.quick(peer)
+        late = self._silences.late(peer)
         self._silences.ended(peer, request_id, now)
         made = self._collector.tokens_by_node.get(peer, 0)
         self._conduct.ended(peer, made - self._credited.get(peer, 0))
         self._credited[peer] = made
         self.ended[peer] += 1
         self._all_ended[peer] += 1
-        for other in self._hold_ups.ended(peer, member_name(request_id), now, self._silences.at_once_s, quick):
+        for other in self._hold_ups.ended(peer, member_name(request_id), now, self._silences.at_once_s, late):
             self._conduct.doubt(other, f"held up {request_id}, which another node made at once, and others before")
         for other in self._given_up.made(request_id, peer, gave_up, self._conduct.delivered):
             self._conduct.doubt(other, f"gave up {request_id}, which another node made")
@@ -268,9 +265,8 @@ class Rescue:
         return max(TAKEN_EARLY_S, STAYS * self._paces.usual_s)
 
     def _early(self, node: str, request_id: str, now: float) -> bool:
-        """Whether it is silent at a node whose word counts, and was not moved for that from MOVES_EARLY nodes before."""
-        early = self._silences.early(node, request_id, now)
-        return early and self._hold_ups.times_moved(member_name(request_id)) < MOVES_EARLY
+        """Whether it is silent at a node whose word counts, and may be moved for that."""
+        return self._silences.early(node, request_id, now) and self._hold_ups.may_move(member_name(request_id))
 
     def _avoid(self, peer: str, request_id: str, now: float) -> None:
         """It does not come back to this node for AVOID_S while another may have it."""

@@ -133,12 +133,13 @@ class SilenceWatch:
         return EARLY_S + EARLY_USUALS * min(self.usual_s, *self._usuals, math.inf)
 
     def taken(self, node: str) -> None:
-        """Something was taken from it: it is not quick until it ends something at once again."""
+        """Something was taken from it: it is late until it ends something at once again."""
         self._last[node] = math.inf
 
-    def quick(self, node: str) -> bool:
-        """Whether the last sequence that it ended was not silent for longer than what is made at once, and none was taken since."""
-        return self._last.get(node, math.inf) <= self.at_once_s
+    def late(self, node: str) -> bool:
+        """Whether the last sequence that it ended was silent for longer than what is made at once, or one was taken since. Who is
+        new is not."""
+        return self._last.get(node, 0.0) > self.at_once_s
 
     def early(self, node: str, request_id: str, now: float) -> bool:
         """Whether it is early behind, as `behind` saw it last."""
