@@ -43,9 +43,10 @@ SAME = 0.01
 """Gains that differ by less than this share count as equal, and the emptier node is taken."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NodeView:
-    """A node as the head sees it now, commands in flight included."""
+    """A node as the head sees it now, commands in flight included. Nobody changes one. It is not frozen since that takes four
+    times as long to make, and some thousands are made a second."""
 
     peer: str
     version: Version
