@@ -108,7 +108,7 @@ class PaceWatch:
 
 
 def _median_without(ordered: Sequence[float], one: float | None) -> float:
-    """The median of sorted numbers but for this one of them. Sorted anew for each of three thousand nodes they took two seconds."""
+    """The median of sorted numbers but for this one of them. For each of 3,000 nodes sorted anew, they took two seconds."""
     gap = len(ordered) if one is None else bisect_left(ordered, one)
     count = len(ordered) - (one is not None)
     low, high = ((i if i < gap else i + 1) for i in ((count - 1) // 2, count // 2))
