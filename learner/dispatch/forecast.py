@@ -74,6 +74,10 @@ class _Load:
     need: float = 0.0
 
 
+_NO_LOAD = _Load()
+"""Of a node that holds nothing."""
+
+
 @dataclass
 class Forecast:
     """Told what happens, it answers for nodes and requests. Completions have at most `most` tokens; `max_staleness` is the bound
@@ -160,9 +164,15 @@ class Forecast:
 
     def view(self, node: NodeView) -> NodeView:
         """The same node with what is known of its speed and its load. What it holds beside training is in `node` already."""
-        load, fit = self._load.get(node.peer, _Load()), self._fits.get(node.peer)
+        load, fit = self._load.get(node.peer, _NO_LOAD), self._fits.get(node.peer)
         model = fit.model if fit is not None else None
-        return replace(node, model=model, context=node.context + load.context, growth=node.growth + load.growth, need=load.need)
+        # Field by field: `replace` takes four times as long, and some thousands are made a second.
+        return NodeView(
+            node.peer, node.version, node.running, node.waiting, node.capacity, tokens_per_s=node.tokens_per_s, live=node.live,
+            draining=node.draining, holds_back=node.holds_back, model=model, context=node.context + load.context,
+            growth=node.growth + load.growth, room=node.room, need=load.need, limit=node.limit, credible=node.credible,
+            delivers=node.delivers, unheard_s=node.unheard_s,
+        )  # fmt: skip
 
     def request(
         self, request: WaitingSequence, key: Key, now: float, step: int, task_index: int, feature: float

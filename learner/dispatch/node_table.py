@@ -41,15 +41,16 @@ TRIED, DELIVERING = 2, 0.5
 
 NEXT_TO_NOTHING = 1e-9
 """Tokens that count as delivered lately by a node that was late, while nodes hold the trainer up: what is tried again goes to
-first."""
+others first."""
 
 SAME = 0.01
 """Gains that differ by less than this share count as equal, and the emptier node is taken."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NodeView:
-    """A node as the head sees it now, commands in flight included."""
+    """A node as the head sees it now, commands in flight included. Nobody changes one. It is not frozen since that takes four
+    times as long to make, and some thousands are made a second."""
 
     peer: str
     version: Version

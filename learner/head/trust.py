@@ -185,7 +185,8 @@ class Trust(NodeConduct, PeerConduct):
 
     def limits(self, load: Callable[[str], int], able: Callable[[NodeState], bool]) -> dict[str, int]:
         """Most sequences of each node that may not hold as many as it can."""
-        now, proven = self._wall(), [p for p, node in self._nodes.items() if self.standing.proven(p) and able(node)]
+        held = [NodeHolding(p, node.capacity, load(p), able(node)) for p, node in self._nodes.items()]
+        now, proven = self._wall(), [node.peer for node in held if node.able and self.standing.proven(node.peer)]
         self._credible_here = not all(self.standing.doubted(peer, now) for peer in proven)
         if proven:
             self._apart_until = now + APART_S
@@ -193,7 +194,6 @@ class Trust(NodeConduct, PeerConduct):
             self._apart_until = float("-inf")
         spare = int(now >= self._spare_at)
         self._spare_at = now + SPARE_S if spare else self._spare_at
-        held = [NodeHolding(p, node.capacity, load(p), able(node)) for p, node in self._nodes.items()]
         return limits(self.standing, held, self._made, spare, self._wall())
 
     def describe(self, peer: str) -> dict[str, Any]:

@@ -113,7 +113,8 @@ class Unwritten:
         else:
             runs.append(_UnwrittenRun(start, start + count, version, node, ids=[ids], logprobs=[logprobs]))
         self.tokens += count
-        self.longest = max(self.longest, _tokens(runs))
+        if (longest := runs[-1].stop - runs[0].start) > self.longest:
+            self.longest = longest
 
     def drop(self, group_id: int) -> None:
         """The group is over: the journal has it whole, or needs it no more."""

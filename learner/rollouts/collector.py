@@ -253,7 +253,7 @@ class Collector:
             return 0
         if start + count >= member.limit:
             return 0
-        if not completion.spans or completion.spans[-1].version is not version:
+        if not completion.spans or completion.spans[-1].version != version:
             if version not in self._published or version < min_version(group, member):
                 return 0
         ids = struct.unpack(f"<{count}I", run.packed_ids)

@@ -40,6 +40,17 @@ class Hedge(NamedTuple):
     """it is not behind, and would be made at once elsewhere"""
 
 
+class _Asked(dict[str, bool]):
+    """What was asked of each node, once: a thousand of them hold four thousand sequences, and this is asked of each."""
+
+    def __init__(self, of: Callable[[str], bool]) -> None:
+        self._of = of
+
+    def __missing__(self, node: str) -> bool:
+        answer = self[node] = self._of(node)
+        return answer
+
+
 def to_hedge(
     ledger: Ledger, collector: Collector, credible: Callable[[str], bool], behind: Callable[[str, str, int], float],
     early: Callable[[str, str], bool],
@@ -48,6 +59,7 @@ def to_hedge(
     strangers hold of them, and what is `behind` (node, request id, its tokens: seconds, 0 for not) or `early` at others. Then of
     the other groups what is behind: those that are needed may be given to the next node that is silent, one after the other."""
     held: dict[int, list[Hedge]] = {}
+    counts = _Asked(credible)
     for group_id in ledger.blockers():
         group = collector.books.groups.get(group_id)
         members = group.members if group is not None else ()
@@ -56,9 +68,9 @@ def to_hedge(
             for i, m in enumerate(members)
             if group is not None and m.node
             for name in [group.request_name(i)]
-            for late in [behind(m.node, name, len(m.completion.ids)) if credible(m.node) else 0.0]
-            for soon in [not late and credible(m.node) and early(m.node, name)]
-            if late or soon or not credible(m.node)
+            for late in [behind(m.node, name, len(m.completion.ids)) if counts[m.node] else 0.0]
+            for soon in [not late and counts[m.node] and early(m.node, name)]
+            if late or soon or not counts[m.node]
         ]
     ranked = sorted(held, key=lambda group_id: len(held[group_id]))
     needed = ledger.fillers(ranked)

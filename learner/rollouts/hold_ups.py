@@ -32,9 +32,6 @@ TRIES, TRIES_S, WORTH, FEW = 16, 30.0, 0.25, 3
 """Of the last sequences that were moved early, in so many seconds, this share must have ended at once elsewhere, or it is the
 sequences that take long; with fewer than FEW that is not known."""
 
-MOVES = 1
-"""Nodes from which a sequence is moved early."""
-
 RECENT_S = 30.0
 """Seconds after a hold-up for which what was moved goes to those who deliver."""
 
@@ -115,8 +112,8 @@ class HoldUps:
         self._of: dict[str, _Record] = {}
         self._crossed: dict[str, _Crossed] = {}
         """node -> when it last gave anything back as if it had crossed its word"""
-        self._moved: dict[str, dict[str, float]] = {}
-        """group.member -> node from which it was moved early -> when"""
+        self._moved: dict[str, tuple[str, float]] = {}
+        """group.member -> node from which it was moved early, and when"""
         self._groups: dict[str, _Tried] = {}
         self._tries: deque[tuple[float, bool]] = deque(maxlen=TRIES)
         """(when, whether it ended at once elsewhere) of what was moved early"""
@@ -139,31 +136,30 @@ class HoldUps:
     def moved(self, node: str, member: str, now: float) -> None:
         """It was moved from `node`, which was silent for longer than is usual, but not for so long that it must be its fault."""
         self.noticed(now)
-        self._moved.setdefault(member, {})[node] = now
+        self._moved[member] = node, now
         self._groups.setdefault(_group(member), _Tried.UNDER_WAY)
         for known in (self._moved, self._groups):
             forget_oldest(known)
 
     def may_move(self, member: str) -> bool:
-        """Whether it may be moved early: one member of a group first, from MOVES nodes at the most, and the others once that one
-        ended at once. All of them wait for a long prompt."""
-        tried = self._groups.get(_group(member))
-        moved = len(self._moved.get(member, ()))
-        return moved < MOVES and (tried is None or tried is _Tried.AT_ONCE or (tried is _Tried.UNDER_WAY and moved > 0))
+        """Whether it may be moved early: each once, one member of a group first, and the others when that one ended at once. All
+        of them wait for a long prompt."""
+        return member not in self._moved and self._groups.get(_group(member), _Tried.AT_ONCE) is _Tried.AT_ONCE
 
-    def ended(self, node: str, member: str, now: float, at_once_s: float, late: bool) -> list[str]:
-        """`node` ended it as asked. Whom that shows to have held it up, once too often: it took no longer than `at_once_s`, from
-        the last time that it was moved. `late`: whether what the node ended before was late, too; then that says nothing of the
+    def ended(self, node: str, member: str, now: float, at_once_s: float, late: bool) -> str:
+        """`node` ended it as asked. Whom that shows to have held it up, once too often, or "": it took no longer than `at_once_s`
+        from when it was moved. `late`: whether what the node ended before was late, too; then that says nothing of the
         sequence."""
         self._record(node, now).ended += 1.0
         moved = self._moved.pop(member, None)
-        if not moved:
-            return []
-        at_once = now - max(moved.values()) <= at_once_s and node not in moved
+        if moved is None:
+            return ""
+        other, at = moved
+        at_once = node != other and now - at <= at_once_s
         if at_once or not late:
             self._tries.append((now, at_once))
         self._groups[_group(member)] = _Tried.AT_ONCE if at_once else _Tried.LATE
-        return [other for other, at in moved.items() if at_once and self._held_up(other, at)]
+        return other if at_once and self._held_up(other, at) else ""
 
     def worth_it(self, now: float) -> bool:
         """Whether moving early makes sense: lately it was the nodes that were slow, and not the sequences."""
@@ -177,8 +173,6 @@ class HoldUps:
     def lately(self, now: float) -> bool:
         """Whether anybody held anything up, or seemed to."""
         return now - self._last < RECENT_S
-
-    # ---- what follows
 
     def held_up(self, node: str, now: float) -> bool:
         """It held something up. Whether that is another time."""

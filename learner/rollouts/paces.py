@@ -8,7 +8,8 @@ nodes whose word counts; without any, nothing is late. Must not know versions, t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -72,12 +73,13 @@ class PaceWatch:
         stays = {n: w.sequence_s / w.ended for n, w in known.items()}
         self.usual_s = median(stays.values()) if stays else 0.0
         self.least = median(paces.values()) / SLOW if paces else 0.0
+        pace_order, stay_order = sorted(paces.values()), sorted(stays.values())
         stalls = []
         for node, requests in held.items():
-            others, stay = [p for n, p in paces.items() if n != node], [s for n, s in stays.items() if n != node]
-            if not requests or not others or not stay:
+            if not requests or len(known) <= (node in known):
                 continue
-            least, wait = median(others) / SLOW, patience(node) + STAYS * median(stay)
+            least = _median_without(pace_order, paces.get(node)) / SLOW
+            wait = patience(node) + STAYS * _median_without(stay_order, stays.get(node))
             late = tuple(
                 r for r, tokens in requests.items() if (s := now - began[r][0]) > wait and tokens - began[r][1] < s * least
             )
@@ -103,3 +105,11 @@ class PaceWatch:
             work.made, work.ends = tokens, ends
             if node not in held and work.sequence_s < LEAST_S / 2:
                 del self._work[node]
+
+
+def _median_without(ordered: Sequence[float], one: float | None) -> float:
+    """The median of sorted numbers but for this one of them. For each of 3,000 nodes sorted anew, they took two seconds."""
+    gap = len(ordered) if one is None else bisect_left(ordered, one)
+    count = len(ordered) - (one is not None)
+    low, high = ((i if i < gap else i + 1) for i in ((count - 1) // 2, count // 2))
+    return ordered[high] if count % 2 else (ordered[low] + ordered[high]) / 2

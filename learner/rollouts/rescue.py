@@ -221,7 +221,7 @@ class Rescue:
         self._credited[peer] = made
         self.ended[peer] += 1
         self._all_ended[peer] += 1
-        for other in self._hold_ups.ended(peer, member_name(request_id), now, self._silences.at_once_s, late):
+        if other := self._hold_ups.ended(peer, member_name(request_id), now, self._silences.at_once_s, late):
             self._conduct.doubt(other, f"held up {request_id}, which another node made at once, and others before")
         for other in self._given_up.made(request_id, peer, gave_up, self._conduct.delivered):
             self._conduct.doubt(other, f"gave up {request_id}, which another node made")

@@ -43,6 +43,9 @@ MANY, MANY_S, HURRY = 3, 120.0, 1 / 3
 HELD_UP_S and BEGIN_S, and this share of that once MANY times as many did. Longer than a first doubt lasts: who comes back to it
 then would find all patience again."""
 
+LEAST_BEHIND_S = HURRY**2 * HELD_UP_S
+"""Nothing is behind so soon, whatever is usual: asked first, since all that nodes hold is asked about four times a second."""
+
 
 @dataclass(slots=True)
 class _Seen:
@@ -120,6 +123,8 @@ class SilenceWatch:
         """Seconds for which a sequence that has so many tokens made no progress, if that is longer than usual; else 0."""
         seen = self._seen[node, request_id] = _progress(self._seen.get((node, request_id)), tokens, now, least)
         silent = now - seen.at
+        if silent <= LEAST_BEHIND_S:
+            return 0.0
         usual = self.usual_s
         if math.isinf(usual):
             return 0.0

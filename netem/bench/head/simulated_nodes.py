@@ -34,7 +34,7 @@ from p2p.identity import Identity
 from p2p.limits import PROTOCOL_VERSION
 from p2p.membership.admission import Ticket, read_ticket
 from p2p.membership.reachability import REDIAL_S
-from p2p.protocol.generation import Abort, Assign, NodeStatus, Tokens
+from p2p.protocol.generation import Abort, Assign, Interrupt, NodeStatus, Tokens
 from p2p.protocol.join import Hello, Welcome
 from p2p.protocol.messages import decode
 from p2p.protocol.rollout import TokenEvent
@@ -59,6 +59,9 @@ SPREAD = 0.75
 
 FLUSH_TOKENS = 16
 """With so many tokens of one sequence a node waits no longer for company, as an agent."""
+
+HEARD = ("assign", "abort", "interrupt")
+"""Tags of what the head says that a node here acts on."""
 
 SLACK_S = 0.0005
 """What is due so soon is done now: a sleep for each of a thousand nodes would cost more than the nodes."""
@@ -176,28 +179,31 @@ class SimulatedNodes:
         """Everything that was made and not sent, in one message."""
         runs = []
         for s in list(node.running.values()):
-            count = s.made - s.sent
-            if not count:
+            if s.made == s.sent:
                 continue
-            last = stamp(node.stepped, self.origin)
-            step = period * TICKS_PER_S
-            ids = [max(1, int(last - (count - 1 - i) * step)) for i in range(count)]
             finish = ""
             if s.made >= s.length:
                 finish = "length" if s.length >= s.budget else "stop"
-                if finish == "stop":
-                    ids[-1] = STOP
                 del node.running[s.request_id]
-            at = self._rng.randrange(len(self._logprobs) - count)
-            logprobs = self._logprobs[at : at + count].tobytes()
-            packed = np.asarray(ids, "<u4").tobytes()
-            runs.append(TokenEvent(s.request_id, s.sent, packed, logprobs, node.version, finish=finish, message=""))
-            s.sent = s.made
-            node.tokens += count
-            self._sent += count
+            runs.append(self._event(node, s, period, finish))
         node.flush_at = math.inf
         if runs:
             self._post(node, Tokens(tuple(runs)))
+
+    def _event(self, node: SimulatedNode, s: Sequence_, period: float, finish: str) -> TokenEvent:
+        """What was made of a sequence and not sent."""
+        count, last, step = s.made - s.sent, stamp(node.stepped, self.origin), period * TICKS_PER_S
+        ids = [max(1, int(last - (count - 1 - i) * step)) for i in range(count)]
+        if finish == "stop":
+            ids[-1] = STOP
+        at = self._rng.randrange(len(self._logprobs) - count)
+        logprobs = self._logprobs[at : at + count].tobytes()
+        packed = np.asarray(ids, "<u4").tobytes()
+        event = TokenEvent(s.request_id, s.sent, packed, logprobs, node.version, finish=finish, message="")
+        s.sent = s.made
+        node.tokens += count
+        self._sent += count
+        return event
 
     def _post(self, node: SimulatedNode, message: object) -> None:
         self._messages += 1
@@ -258,16 +264,25 @@ class SimulatedNodes:
                 data = await node.control.receive()
                 tag = msgpack.Unpacker()
                 tag.feed(data[:32])
-                if tag.read_array_header() and (kind := tag.unpack()) in ("assign", "abort"):
+                if tag.read_array_header() and (kind := tag.unpack()) in HEARD:
                     message = decode(data)
                     if isinstance(message, Assign):
                         self.take(node, message)
                     elif isinstance(message, Abort):
                         self._forget(node, message.request_ids)
+                    elif isinstance(message, Interrupt):
+                        self._give_back(node, message.request_ids)
                 elif kind == "bye":
                     return
         except ChannelClosed as closed:
             node.closed = str(closed)
+
+    def _give_back(self, node: SimulatedNode, request_ids: Sequence[str]) -> None:
+        """As an agent does: what was made of these, and an end that says so."""
+        asked = [s for s in (*node.running.values(), *node.waiting) if s.request_id in request_ids]
+        if asked:
+            self._post(node, Tokens(tuple(self._event(node, s, self.period, "interrupt") for s in asked)))
+            self._forget(node, request_ids)
 
     def _forget(self, node: SimulatedNode, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
