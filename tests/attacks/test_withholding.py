@@ -3,6 +3,7 @@ the first attacks: one that trickles, sybils that withhold, refuse, ask for mone
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -186,6 +187,70 @@ async def test_a_stranger_who_was_there_first_holds_nothing_up_for_long(
         print(f"there first, {behave.__name__} {count}: {pace:.2f}")
         assert pace >= LEAST * 1.5  # 32 slots' worth of sequences of 0.2 s, at two nodes of four
         check_books(bench.head)
+        nursery.cancel_scope.cancel()
+
+
+async def drip(node: Node, request: GenerateRequest) -> None:
+    """As many tokens as show that it has begun, and no more: 1,024 take half an hour."""
+
+    async def make() -> None:
+        start = 0
+        while not node.closed:
+            await trio.sleep(5.9)
+            event = TokenEvent.of(request.request_id, start, (1,) * 3, (-1.0,) * 3, node.version)
+            try:
+                await node.say(Tokens((event,)))
+            except ChannelClosed:
+                return  # it left meanwhile
+            start += 3
+
+    node.nursery.start_soon(make)
+
+
+class OneThenLate:
+    """Ends one sequence at once and is as good as anybody while nobody is proven; the others after 20 s."""
+
+    def __init__(self) -> None:
+        self._asked: Counter[str] = Counter()
+
+    async def __call__(self, node: Node, request: GenerateRequest) -> None:
+        self._asked[node.peer] += 1
+        if self._asked[node.peer] == 1:
+            await honest(node, request)
+            return
+
+        async def make() -> None:
+            await trio.sleep(20)
+            if not node.closed:
+                await node.finish(request)
+
+        node.nursery.start_soon(make)
+
+
+@pytest.mark.parametrize(
+    ("what", "count"),
+    [("drip", 20), ("one then late", 8)] + ([("drip", 1), ("drip", 60), ("one then late", 1)] if NIGHTLY else []),
+)
+async def test_who_was_there_first_and_makes_a_little_does_not_keep_all(
+    tmp_path: Path, autojump_clock, what: str, count: int
+) -> None:
+    """Twenty who drip, and eight who had ended one sequence, held all that was in flight: the run stood still."""
+    behave: Behaviour = drip if what == "drip" else OneThenLate()
+    async with trio.open_nursery() as nursery, open_head(
+        tmp_path / "run", standing=STRICT, staleness=1, groups_per_step=4, samples=4, steps=100_000, wall=wall, stall_s=120.0,
+        max_new_tokens=1024,
+    ) as bench:  # fmt: skip
+        run = Run(bench)
+        for _ in range(count):
+            nursery.start_soon(run.keep_coming, await run.join(behave), behave)
+        nursery.start_soon(run.train)
+        await trio.sleep(5)
+        for _ in range(2):
+            await run.join(honest)
+        await trio.sleep(BEGUN_S)
+        pace = await run.pace(MEASURED_S)
+        print(f"there first, {what}, {count}: {pace:.2f}")
+        assert pace >= LEAST * 1.5
         nursery.cancel_scope.cancel()
 
 
