@@ -1,5 +1,5 @@
 """Nodes that hold the trainer up a little, again and again, each time for less than would be a fault by itself: they give back
-they are given, asked or not, or make all of it late. Against a live head with honest nodes, on a mock clock. And honest fleets
+all that they are given, asked or not, or make it late. Against a live head with honest nodes, on a mock clock. And honest fleets
 whose nodes differ, pause, or have long prompts: what is done about the former must cost those little."""
 
 from __future__ import annotations

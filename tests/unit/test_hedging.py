@@ -77,6 +77,16 @@ def test_a_silent_sequence_of_a_node_that_delivers_is_taken_once_without_a_doubt
         assert move.way is expected and bool(move.doubt) == (expected is Way.TAKE)
 
 
+def test_what_is_early_behind_is_nobodys_fault_yet_and_goes_to_who_is_awake() -> None:
+    hedge = Hedge("n", "7.1.0", NOW - 2, early=True)
+    assert moves([hedge], fleet_of(node("n"), node("m", free=2)), NOW) == [HedgeMove(hedge, Way.EARLY)]
+    asleep = {"last_came": lambda peer: NOW - 60}
+    assert moves([hedge], fleet_of(node("n"), node("m", free=2), **asleep), NOW) == []
+    assert ways(moves([hedge], fleet_of(node("n"), node("m", free=2, load=0), **asleep), NOW)) == [Way.EARLY]
+    full, waits = NodeView("n", "v1", 4, 2, 4), {"begun": lambda peer, request_id: False}
+    assert ways(moves([hedge], fleet_of(full, node("m", free=2), **waits), NOW)) == [Way.QUEUED]
+
+
 def test_what_keeps_all_silent_at_once_is_the_fault_of_none() -> None:
     hedge = Hedge("n", "7.0.0", NOW - 9, behind_s=8.0)
     silent = {"last_came": lambda peer: NOW - 8}

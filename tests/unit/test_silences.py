@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from learner.rollouts.silences import (
     BEGIN_S,
+    EARLY_S,
+    EARLY_USUALS,
     HELD_UP_S,
     HURRY,
     LEAST_ENDED,
     LONGER,
+    LOOKS,
     MANY,
     MANY_S,
     NEARLY_ALL,
+    RECENT,
     USUAL,
     USUALS,
     SilenceWatch,
@@ -35,6 +39,33 @@ def test_who_says_nothing_is_behind_after_some_seconds_and_what_is_usual() -> No
     assert not watch.behind("n", "a", 7, 100.0 + bound, least=0.0)
     assert watch.behind("n", "a", 7, 100.5 + bound, least=0.0) == bound + 0.5
     assert not watch.behind("n", "a", 8, 101.0 + bound, least=0.0), "it made a token"
+
+
+def test_what_is_early_behind_goes_by_the_least_that_was_usual_lately() -> None:
+    watch = watch_of(*[0.2] * LEAST_ENDED)
+    at_once = EARLY_S + EARLY_USUALS * 0.2
+    watch.look({"n": {"a": 0}}, 100.0, least=0.0)
+    assert not watch.early("n", "a", 100.0 + at_once) and watch.early("n", "a", 100.1 + at_once)
+    assert not watch.early("m", "a", 200.0), "it is not there"
+    for number in range(RECENT):  # nearly all nodes are late now
+        watch.look({"n": {"a": 0}, "m": {f"late{number}": 0}}, 200.0 + number / 100, least=0.0)
+        watch.ended("m", f"late{number}", 203.0 + number / 100)
+    assert watch.usual_s > 2.9 and watch.at_once_s == at_once
+    for _ in range(LOOKS):
+        watch.look({}, 300.0, least=0.0)
+    assert watch.at_once_s == EARLY_S + EARLY_USUALS * watch.usual_s, "for five minutes"
+
+
+def test_who_is_late() -> None:
+    watch = watch_of(*[0.2] * LEAST_ENDED)
+    assert not watch.late("n") and not watch.late("new")
+    watch.taken("n")
+    assert watch.late("n")
+    watch.look({"n": {"a": 0, "b": 0}}, 100.0, least=0.0)
+    watch.ended("n", "a", 100.2)
+    assert not watch.late("n")
+    watch.ended("n", "b", 105.0)
+    assert watch.late("n")
 
 
 def test_a_prompt_may_be_long() -> None:
