@@ -47,9 +47,9 @@ def test_what_is_early_behind_goes_by_the_least_that_was_usual_lately() -> None:
     watch.look({"n": {"a": 0}}, 100.0, least=0.0)
     assert not watch.early("n", "a", 100.0 + at_once) and watch.early("n", "a", 100.1 + at_once)
     assert not watch.early("m", "a", 200.0), "it is not there"
+    watch.look({"m": {f"late{number}": 0 for number in range(RECENT)}}, 200.0, least=0.0)
     for number in range(RECENT):  # nearly all nodes are late now
-        watch.look({"n": {"a": 0}, "m": {f"late{number}": 0}}, 200.0 + number / 100, least=0.0)
-        watch.ended("m", f"late{number}", 203.0 + number / 100)
+        watch.ended("m", f"late{number}", 203.0)
     assert watch.usual_s > 2.9 and watch.at_once_s == at_once
     for _ in range(LOOKS):
         watch.look({}, 300.0, least=0.0)
