@@ -176,6 +176,9 @@ class Trust(NodeConduct, PeerConduct):
     def doubted(self, peer: str) -> bool:
         return self.standing.doubted(peer, self._wall())
 
+    def leaves(self, peer: str) -> bool:
+        return peer in self._nodes and self._nodes[peer].draining
+
     def delivered(self, peer: str) -> bool:
         return self.standing.delivered(peer)
 

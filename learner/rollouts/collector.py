@@ -180,7 +180,7 @@ class Collector:
         if found is None or not found.member.waits:
             raise KeyError(f"request {request_id} does not wait for a node")
         group, index, member = self.books.held.setdefault(node, {})[request_id] = found
-        member.node, member.prefer, member.since = node, "", now
+        member.node, member.prefer, member.since, member.had = node, "", now, len(member.completion.ids)
         return generate(group, index, member)
 
     def states(self) -> Iterator[GroupState]:
@@ -253,9 +253,9 @@ class Collector:
             return 0
         if start + count >= member.limit:
             return 0
-        if not completion.spans or completion.spans[-1].version != version:
-            if version not in self._published or version < min_version(group, member):
-                return 0
+        known = completion.spans and completion.spans[-1].version == version
+        if version not in self._published or not (known or version >= min_version(group, member)):
+            return 0
         ids = struct.unpack(f"<{count}I", run.packed_ids)
         logprobs = struct.unpack(f"<{count}f", run.packed_logprobs)
         # A sum with a NaN or an infinity in it is one too, where min and max may step over a NaN.
@@ -328,7 +328,7 @@ class Collector:
             return Accepted(event.request_id, count, whole, cancel, gave_up=tuple(member.gave_up))
         if event.finish == "interrupt":
             old = self.books.release(group, index)
-            return Requeued(group.request_name(index), old, None, count, since=member.since, touched=member.last_node == node)
+            return Requeued(group.request_name(index), old, None, count, since=member.since, made=member.made_here)
         if event.finish in ("error", "abort"):
             what = f"gave up with {event.finish}: {printable(event.message, 200)}"
             return self._failed(group, index, self._refuse(node, event, f"request {event.request_id}: {what}"), count)
@@ -348,7 +348,7 @@ class Collector:
         if avoid:
             member.failed_on.add(node)
         old = self.books.release(group, index)
-        return Requeued(group.request_name(index), old, since=member.since, touched=member.last_node == node)
+        return Requeued(group.request_name(index), old, since=member.since, made=member.made_here)
 
     def node_lost(self, node: str) -> list[str]:
         """The node is gone. Every trajectory it held waits again, with all its tokens: their new request ids."""

@@ -60,10 +60,17 @@ class RunningSample:
     """every node that made tokens of it, in order"""
     since: float = 0.0
     """when that node was given it"""
+    had: int = 0
+    """completion tokens that it had then"""
     failures: float = 0.0
     failed_on: set[str] = field(default_factory=set)
     gave_up: set[str] = field(default_factory=set)
     """nodes that said they could not do it"""
+
+    @property
+    def made_here(self) -> int:
+        """Completion tokens that were made since it was last given to a node."""
+        return len(self.completion.ids) - self.had
 
     @property
     def waits(self) -> bool:

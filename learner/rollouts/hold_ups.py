@@ -45,11 +45,13 @@ class GivenBack(NamedTuple):
     asked: bool
     """it was asked for it"""
     touched: bool
-    """it made tokens of it"""
+    """it made tokens of it, at a pace that counts"""
     waits: bool
     """the trainer waits"""
     credible: bool
     """the node's word counts; of a stranger once is too often"""
+    leaves: bool = False
+    """the node has said that it leaves, and is given nothing any more"""
 
 
 class Verdict(Enum):
@@ -127,8 +129,9 @@ class HoldUps:
             return Verdict.NOTHING
         if not what.asked and what.held_s <= CROSSED_S and self._crosses(node, what.step, now):
             return Verdict.NOTHING
-        blamed = what.waits and (not what.asked or what.held_s > fault_s)
-        once_too_often = blamed and (self._held_up(node, now) or not what.credible)
+        if not what.waits or what.leaves or (what.asked and what.held_s <= fault_s):
+            return Verdict.RESTS
+        once_too_often = self._held_up(node, now) if what.credible else self.held_up(node, now)
         return Verdict.DOUBTED if once_too_often else Verdict.RESTS
 
     # ---- what is moved early
@@ -136,7 +139,7 @@ class HoldUps:
     def moved(self, node: str, member: str, now: float) -> None:
         """It was moved from `node`, which was silent for longer than is usual, but not for so long that it must be its fault."""
         self.noticed(now)
-        self._moved[member] = node, now
+        self._moved[member] = node, now  # node "": nobody is to blame
         self._groups.setdefault(_group(member), _Tried.UNDER_WAY)
         for known in (self._moved, self._groups):
             forget_oldest(known)
@@ -159,7 +162,7 @@ class HoldUps:
         if at_once or not late:
             self._tries.append((now, at_once))
         self._groups[_group(member)] = _Tried.AT_ONCE if at_once else _Tried.LATE
-        return other if at_once and self._held_up(other, at) else ""
+        return other if other and at_once and self._held_up(other, at) else ""
 
     def worth_it(self, now: float) -> bool:
         """Whether moving early makes sense: lately it was the nodes that were slow, and not the sequences."""

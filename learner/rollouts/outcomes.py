@@ -147,8 +147,8 @@ class Requeued:
     """what it sent is nothing that a node may send"""
     since: float = 0.0
     """when the node was given it"""
-    touched: bool = False
-    """the node made tokens of it"""
+    made: int = 0
+    """tokens that the node made of it since then"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,7 @@ class Rescue:
         for stall in stalls:
             self._report(stall.node, Refusal(f"{stall.reason}: {len(stall.request_ids)} sequences go elsewhere"))
             self._take(stall, now)
+            self._silences.taken(stall.node)
             self.took_from(stall.node, now, 0.0)
             self._conduct.doubt(stall.node, stall.reason)
 
@@ -158,6 +159,7 @@ class Rescue:
         ended anything: to end one sequence is cheap, and who came last has nothing to show."""
         for peer, those in self._first_tries.look(held, nodes(), now).items():
             self._take(Stall(peer, those, "nobody is known yet, and others have nothing to do"), now)
+            self._silences.taken(peer)
             self._hold_ups.noticed(now)
             self.took_from(peer, now, REST_S)
 
@@ -194,10 +196,11 @@ class Rescue:
                 self.ask_back(hedge.node, (hedge.request_id,), now)
                 continue
             self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"), now, avoid=way is not Way.PAUSED)
-            if way is Way.QUEUED:
-                continue
-            if way is Way.EARLY:
-                self._hold_ups.moved(hedge.node, member_name(hedge.request_id), now)
+            if hedge.early:
+                self._hold_ups.moved(hedge.node if way is Way.EARLY else "", member_name(hedge.request_id), now)
+            if way in (Way.TAKE, Way.EARLY):
+                self._silences.taken(hedge.node)
+            if way in (Way.QUEUED, Way.EARLY):
                 continue
             # A stranger does not rest. It has few chances, and the sooner it used them up, the better.
             if way is Way.PAUSED or self._conduct.delivered(hedge.node):
@@ -233,9 +236,11 @@ class Rescue:
             self._report(peer, outcome.refusal)
             return
         asked = self._asked.pop((peer, request_id), None) is not None
+        held_s = now - outcome.since
+        touched = outcome.made > 0 and outcome.made >= self._paces.least * held_s  # one token is none
         back = GivenBack(
-            now - outcome.since, self._buffers.ledger.step, asked=asked, touched=outcome.touched, waits=self._waits is not None,
-            credible=self._conduct.credible(peer),
+            held_s, self._buffers.ledger.step, asked=asked, touched=touched, waits=self._waits is not None,
+            credible=self._conduct.credible(peer), leaves=self._conduct.leaves(peer),
         )  # fmt: skip
         verdict = self._hold_ups.gave_back(peer, back, now, self._fault_s)
         if verdict is Verdict.NOTHING:
@@ -315,8 +320,6 @@ class Rescue:
                 self._collector.declined(stall.node, request_id, stall.reason, retryable=True, avoid=avoid)
                 (self._avoided if avoid else self._spared)[stall.node, member_name(request_id)] = now
         self.taken += len(stall.request_ids)
-        if avoid:
-            self._silences.taken(stall.node)
         self._cancel(tuple((stall.node, request_id) for request_id in stall.request_ids))
 
 

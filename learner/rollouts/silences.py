@@ -73,6 +73,8 @@ class SilenceWatch:
         """node -> when it held the trainer up last, lately"""
         self._usuals: deque[float] = deque(maxlen=LOOKS)
         """what was usual at the last looks"""
+        self._least = math.inf
+        """the least of that"""
         self._waiting = False
         """whether, at the last look, MANY nodes had not begun with sequences of MANY groups for HELD_UP_S and what is usual"""
 
@@ -91,6 +93,7 @@ class SilenceWatch:
                 self._seen[node, request_id] = _progress(seen.get((node, request_id)), tokens, now, least)
         if not math.isinf(self.usual_s):
             self._usuals.append(self.usual_s)
+            self._least = min(self._usuals)
         bound = now - HELD_UP_S - USUALS * self.usual_s
         waiting = [pair for pair, seen in self._seen.items() if not seen.begun and seen.at < bound]
         groups = {request_id.partition(".")[0] for _, request_id in waiting}
@@ -135,11 +138,12 @@ class SilenceWatch:
     @property
     def at_once_s(self) -> float:
         """Seconds of silence at most of what is made at once; infinite while that is not known."""
-        return EARLY_S + EARLY_USUALS * min(self.usual_s, *self._usuals, math.inf)
+        return EARLY_S + EARLY_USUALS * min(self.usual_s, self._least)
 
     def taken(self, node: str) -> None:
         """Something was taken from it: it is late until it ends something at once again."""
         self._last[node] = math.inf
+        forget_oldest(self._last)
 
     def late(self, node: str) -> bool:
         """Whether the last sequence that it ended was silent for longer than what is made at once, or one was taken since. Who is
@@ -149,7 +153,7 @@ class SilenceWatch:
     def early(self, node: str, request_id: str, now: float) -> bool:
         """Whether it is early behind, as `behind` saw it last."""
         seen = self._seen.get((node, request_id))
-        return seen is not None and now - seen.at > self.at_once_s
+        return seen is not None and now - seen.at > EARLY_S and now - seen.at > self.at_once_s
 
     def _share(self, share: float) -> float:
         """Seconds that this share of the ended sequences were silent for at the most."""

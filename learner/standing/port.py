@@ -24,6 +24,9 @@ class NodeConduct(Protocol):
     def doubted(self, peer: str) -> bool:
         """Whether it is on trial again since it was doubted lately."""
 
+    def leaves(self, peer: str) -> bool:
+        """Whether it has said that it leaves, and is given nothing any more."""
+
     def delivered(self, peer: str) -> bool:
         """Whether it ended anything as asked since it was last expelled."""
 
@@ -44,6 +47,9 @@ class NobodyDoubted(NodeConduct):
         return True
 
     def doubted(self, peer: str) -> bool:
+        return False
+
+    def leaves(self, peer: str) -> bool:
         return False
 
     def delivered(self, peer: str) -> bool:

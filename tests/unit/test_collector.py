@@ -228,7 +228,7 @@ def test_an_interrupted_trajectory_goes_on_elsewhere() -> None:
     collector = opened()
     collector.assign("3.0.0", "a")
     got = collector.tokens("a", tokens("3.0.0", 0, [1], finish="interrupt"))
-    assert got == Requeued("3.0.1", ("a", "3.0.0"), None, 1, touched=True)
+    assert got == Requeued("3.0.1", ("a", "3.0.0"), None, 1, made=1)
     assert collector.assign("3.0.1", "b").prefix_ids == (1,)
 
 

@@ -54,6 +54,13 @@ def test_a_stranger_that_was_asked_and_made_nothing_is_to_blame_at_once() -> Non
     assert gave_back(HoldUps(), back._replace(held_s=FAULT_S), 0.0) is Verdict.RESTS
 
 
+def test_all_that_is_given_back_at_once_is_one_doubt_and_who_leaves_is_not_to_blame() -> None:
+    """An honest stranger that hands over what it holds, as its owner wants the machine back, was expelled by one message."""
+    back, hold_ups = HELD._replace(credible=False, held_s=20.0), HoldUps()
+    assert [gave_back(hold_ups, back, i / 100) for i in range(10)] == [Verdict.DOUBTED] + [Verdict.RESTS] * 9
+    assert all(gave_back(HoldUps(), back._replace(leaves=True), float(i)) is Verdict.RESTS for i in range(9))
+
+
 def test_what_crosses_a_nodes_word_is_free_once_a_step() -> None:
     hold_ups = with_others(HoldUps())
     soon = HELD._replace(held_s=0.1)
@@ -88,6 +95,13 @@ def test_pauses_that_all_have_are_nobodys_fault_and_twice_as_many_are_not_either
         else:
             hold_ups.ended(node, f"{i}.0", float(i), AT_ONCE_S, False)
     assert len(blamed) > 60 and not any(blamed)
+
+
+def test_what_waited_for_a_slot_is_nobodys_fault() -> None:
+    hold_ups = with_others(HoldUps())
+    for i in range(9):
+        hold_ups.moved("", f"{i}.0", 2.0 * i)
+        assert not hold_ups.ended("m", f"{i}.0", 2.0 * i + 0.2, AT_ONCE_S, False)
 
 
 def test_one_member_of_a_group_is_moved_first_and_each_once() -> None:
