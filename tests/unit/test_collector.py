@@ -144,6 +144,15 @@ def journaled(member: int, *runs: tuple[int, list[int], Version, str]) -> list[P
     ]
 
 
+def test_a_restarted_learner_takes_no_tokens_of_a_version_of_its_earlier_life() -> None:
+    """Whoever was given what the journal had went on under the version that its last tokens bear."""
+    collector, _ = resumed(journaled(0, (0, [1], V6, "a")))
+    (waiting,) = collector.pending()
+    collector.assign(waiting.request_id, "b")
+    assert collector.extend("b", tokens(waiting.request_id, 1, [2], V6)) == 0
+    assert isinstance(collector.tokens("b", tokens(waiting.request_id, 1, [2], V6)), Requeued), "it goes elsewhere"
+
+
 def test_a_restarted_learner_goes_on_from_the_last_journaled_token() -> None:
     collector, whole = resumed(
         journaled(0, (0, [1], V5, "a"), (1, [2], V6, "b")), [], journaled(2, (0, [1, STOP], V5, "c"))
