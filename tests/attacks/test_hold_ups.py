@@ -16,26 +16,12 @@ from p2p.errors import ChannelClosed
 from p2p.protocol.generation import GenerateRequest, Interrupt, Rejected, Tokens
 from p2p.protocol.rollout import TokenEvent
 from tests.attacks.test_turning import check_pace_beside_proven
-from tests.attacks.test_withholding import BEGUN_S, LEAST, MEASURED_S, TOKEN_S, Behaviour, honest, open_run
+from tests.attacks.test_withholding import BEGUN_S, LEAST, MEASURED_S, TOKEN_S, Behaviour, honest, late, open_run
 from tests.support.nightly import HOW_MANY, NIGHTLY
 from tests.swarm.test_head import Node
 
 MANY = [count for count in HOW_MANY if count < 60]
 """Sixty proven nodes of 62 that are all late, or hold all for 2.5 s and give it back, are too many: see bench/attacks.md."""
-
-
-def late(seconds: float) -> Behaviour:
-    """All is made as asked, so much later."""
-
-    async def behave(node: Node, request: GenerateRequest) -> None:
-        async def make() -> None:
-            await trio.sleep(seconds)
-            if not node.closed:
-                await node.finish(request)
-
-        node.nursery.start_soon(make)
-
-    return behave
 
 
 def gives_back(cause: str, after_s: float) -> Behaviour:

@@ -13,7 +13,7 @@ import trio
 
 from p2p.protocol.generation import GenerateRequest
 from tests.attacks.test_turning import Turned
-from tests.attacks.test_withholding import BEGUN_S, LEAST, TOKEN_S, Run, open_run
+from tests.attacks.test_withholding import BEGUN_S, LEAST, TOKEN_S, Run, late, open_run
 from tests.support.harness import wall
 from tests.support.nightly import NIGHTLY
 from tests.swarm.test_head import Node
@@ -28,13 +28,7 @@ MEASURED_S = 120.0
 """Seconds for which steps are counted: one takes 4 s."""
 
 
-async def slow(node: Node, request: GenerateRequest) -> None:
-    async def make() -> None:
-        await trio.sleep(SLOW_S)
-        if not node.closed:
-            await node.finish(request)
-
-    node.nursery.start_soon(make)
+slow = late(SLOW_S)
 
 
 async def check_pace_beside(
@@ -49,7 +43,7 @@ async def check_pace_beside(
         turned.on = True
         await trio.sleep(begun_s)
         under_attack = await run.pace(MEASURED_S)
-        print(f"{behave.__name__} beside {count}: {under_attack:.2f} of {alone:.2f}")
+        print(f"{'slow' if behave is slow else 'pausing'} beside {count}: {under_attack:.2f} of {alone:.2f}")
         assert under_attack >= LEAST * alone > least
         assert not any(node.closed for node in honest)
 

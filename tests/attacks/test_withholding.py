@@ -39,15 +39,23 @@ Behaviour = Callable[..., Awaitable[None]]
 """What a node does with a sequence that it is given: told itself, and the request."""
 
 
+def late(seconds: float) -> Behaviour:
+    """All is made as asked, so much later."""
+
+    async def behave(node: Node, request: GenerateRequest) -> None:
+        async def make() -> None:
+            await trio.sleep(seconds)
+            if not node.closed:
+                await node.finish(request)
+
+        node.nursery.start_soon(make)
+
+    return behave
+
+
 async def honest(node: Node, request: GenerateRequest) -> None:
     """Its slots work beside each other."""
-
-    async def make() -> None:
-        await trio.sleep(2 * TOKEN_S)
-        if not node.closed:
-            await node.finish(request)
-
-    node.nursery.start_soon(make)
+    await late(2 * TOKEN_S)(node, request)
 
 
 async def withhold(node: Node, request: GenerateRequest) -> None:
@@ -172,9 +180,13 @@ async def test_a_stranger_who_was_there_first_holds_nothing_up_for_long(
 ) -> None:
     """Nobody is proven yet, and identities that end nothing come before the honest nodes do. From sixteen on, who hold two each,
     they have all that is in flight: the run stood still for `stall_s` twice over."""
-    async with trio.open_nursery() as nursery, open_head(
-        tmp_path / "run", standing=STRICT, staleness=1, groups_per_step=4, samples=4, steps=100_000, wall=wall, stall_s=120.0
-    ) as bench:
+    await check_pace_of_newcomers(tmp_path, behave.__name__, behave, count)
+
+
+async def check_pace_of_newcomers(path: Path, what: str, behave: Behaviour, count: int, **more: Any) -> None:
+    """Two honest nodes come 5 s after `count` others, while nobody is proven."""
+    more = {"standing": STRICT, "staleness": 1, "groups_per_step": 4, "samples": 4, "steps": 100_000, "wall": wall} | more
+    async with trio.open_nursery() as nursery, open_head(path / "run", stall_s=120.0, **more) as bench:
         run = Run(bench)
         for _ in range(count):
             nursery.start_soon(run.keep_coming, await run.join(behave), behave)
@@ -184,7 +196,7 @@ async def test_a_stranger_who_was_there_first_holds_nothing_up_for_long(
             await run.join(honest)
         await trio.sleep(BEGUN_S)
         pace = await run.pace(MEASURED_S)
-        print(f"there first, {behave.__name__} {count}: {pace:.2f}")
+        print(f"there first, {what}, {count}: {pace:.2f}")
         assert pace >= LEAST * 1.5  # 32 slots' worth of sequences of 0.2 s, at two nodes of four
         check_books(bench.head)
         nursery.cancel_scope.cancel()
@@ -215,16 +227,7 @@ class OneThenLate:
 
     async def __call__(self, node: Node, request: GenerateRequest) -> None:
         self._asked[node.peer] += 1
-        if self._asked[node.peer] == 1:
-            await honest(node, request)
-            return
-
-        async def make() -> None:
-            await trio.sleep(20)
-            if not node.closed:
-                await node.finish(request)
-
-        node.nursery.start_soon(make)
+        await (honest if self._asked[node.peer] == 1 else late(20.0))(node, request)
 
 
 @pytest.mark.parametrize(
@@ -236,22 +239,7 @@ async def test_who_was_there_first_and_makes_a_little_does_not_keep_all(
 ) -> None:
     """Twenty who drip, and eight who had ended one sequence, held all that was in flight: the run stood still."""
     behave: Behaviour = drip if what == "drip" else OneThenLate()
-    async with trio.open_nursery() as nursery, open_head(
-        tmp_path / "run", standing=STRICT, staleness=1, groups_per_step=4, samples=4, steps=100_000, wall=wall, stall_s=120.0,
-        max_new_tokens=1024,
-    ) as bench:  # fmt: skip
-        run = Run(bench)
-        for _ in range(count):
-            nursery.start_soon(run.keep_coming, await run.join(behave), behave)
-        nursery.start_soon(run.train)
-        await trio.sleep(5)
-        for _ in range(2):
-            await run.join(honest)
-        await trio.sleep(BEGUN_S)
-        pace = await run.pace(MEASURED_S)
-        print(f"there first, {what}, {count}: {pace:.2f}")
-        assert pace >= LEAST * 1.5
-        nursery.cancel_scope.cancel()
+    await check_pace_of_newcomers(tmp_path, what, behave, count, max_new_tokens=1024)
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="nightly: a minute of sixty nodes")
