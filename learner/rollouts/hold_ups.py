@@ -54,7 +54,7 @@ class GivenBack(NamedTuple):
     """the node has said that it leaves, and is given nothing any more"""
 
 
-class Verdict(Enum):
+class HoldUpVerdict(Enum):
     """What follows for a node that gave something back."""
 
     NOTHING = auto()
@@ -123,16 +123,16 @@ class HoldUps:
 
     # ---- what is given back
 
-    def gave_back(self, node: str, what: GivenBack, now: float, fault_s: float) -> Verdict:
+    def gave_back(self, node: str, what: GivenBack, now: float, fault_s: float) -> HoldUpVerdict:
         """`fault_s`: seconds after which who has a sequence that the trainer waits for is at fault."""
         if what.asked and (what.touched or (what.credible and what.held_s <= CROSSED_S)):
-            return Verdict.NOTHING
+            return HoldUpVerdict.NOTHING
         if not what.asked and what.held_s <= CROSSED_S and self._crosses(node, what.step, now):
-            return Verdict.NOTHING
+            return HoldUpVerdict.NOTHING
         if not what.waits or what.leaves or (what.asked and what.held_s <= fault_s):
-            return Verdict.RESTS
+            return HoldUpVerdict.RESTS
         once_too_often = self._held_up(node, now) if what.credible else self.held_up(node, now)
-        return Verdict.DOUBTED if once_too_often else Verdict.RESTS
+        return HoldUpVerdict.DOUBTED if once_too_often else HoldUpVerdict.RESTS
 
     # ---- what is moved early
 

@@ -20,7 +20,7 @@ from learner.rollouts.first_tries import REST_S, FirstTries
 from learner.rollouts.given_up import GivenUp
 from learner.rollouts.group import member_name
 from learner.rollouts.hedging import Fleet, Way, free_places, moves, to_hedge
-from learner.rollouts.hold_ups import GivenBack, HoldUps, Verdict
+from learner.rollouts.hold_ups import GivenBack, HoldUps, HoldUpVerdict
 from learner.rollouts.outcomes import Cancel, Requeued
 from learner.rollouts.paces import STAYS, PaceWatch
 from learner.rollouts.silences import HELD_UP_S, MANY_S, SilenceWatch
@@ -243,11 +243,11 @@ class Rescue:
             credible=self._conduct.credible(peer), leaves=self._conduct.leaves(peer),
         )  # fmt: skip
         verdict = self._hold_ups.gave_back(peer, back, now, self._fault_s)
-        if verdict is Verdict.NOTHING:
+        if verdict is HoldUpVerdict.NOTHING:
             return
         self.took_from(peer, now, 0.0)
         self._avoid(peer, request_id, now)
-        if verdict is Verdict.DOUBTED:
+        if verdict is HoldUpVerdict.DOUBTED:
             self._conduct.doubt(peer, f"gave back {request_id} after {back.held_s:.1f} s, not the first, while the trainer waits")
 
     def request_ended(self, peer: str, request_id: str, made: int, now: float) -> None:

@@ -12,7 +12,7 @@ from learner.rollouts.hold_ups import (
     TRIES_S,
     GivenBack,
     HoldUps,
-    Verdict,
+    HoldUpVerdict,
 )
 
 FAULT_S, AT_ONCE_S = 1.0, 1.8
@@ -27,7 +27,7 @@ def with_others(hold_ups: HoldUps) -> HoldUps:
     return hold_ups
 
 
-def gave_back(hold_ups: HoldUps, what: GivenBack, now: float) -> Verdict:
+def gave_back(hold_ups: HoldUps, what: GivenBack, now: float) -> HoldUpVerdict:
     return hold_ups.gave_back("n", what, now, FAULT_S)
 
 
@@ -35,30 +35,30 @@ def test_what_is_given_back_when_asked_with_tokens_or_soon_costs_nothing() -> No
     hold_ups = HoldUps()
     for touched, held_s in (True, 9.0), (False, CROSSED_S):
         back = HELD._replace(asked=True, touched=touched, held_s=held_s)
-        assert all(gave_back(hold_ups, back, float(now)) is Verdict.NOTHING for now in range(0, 100, 2))
+        assert all(gave_back(hold_ups, back, float(now)) is HoldUpVerdict.NOTHING for now in range(0, 100, 2))
 
 
 def test_what_is_given_back_again_and_again_is_a_doubt_the_third_time_and_rests_before() -> None:
     hold_ups = with_others(HoldUps())
     said = [gave_back(hold_ups, HELD, now) for now in (0.0, 0.5, 2.0, 4.0, 6.0)]
-    assert said == [Verdict.RESTS, Verdict.RESTS, Verdict.RESTS, Verdict.DOUBTED, Verdict.RESTS], "the first two are one"
+    assert said == [HoldUpVerdict.RESTS, HoldUpVerdict.RESTS, HoldUpVerdict.RESTS, HoldUpVerdict.DOUBTED, HoldUpVerdict.RESTS], "the first two are one"
     alone = HoldUps()
-    assert all(gave_back(alone, HELD, 2.0 * i) is Verdict.RESTS for i in range(9)), "nobody to compare it with"
+    assert all(gave_back(alone, HELD, 2.0 * i) is HoldUpVerdict.RESTS for i in range(9)), "nobody to compare it with"
     idle = HELD._replace(waits=False)
-    assert all(gave_back(with_others(HoldUps()), idle, 2.0 * i) is Verdict.RESTS for i in range(9))
+    assert all(gave_back(with_others(HoldUps()), idle, 2.0 * i) is HoldUpVerdict.RESTS for i in range(9))
 
 
 def test_a_stranger_that_was_asked_and_made_nothing_is_to_blame_at_once() -> None:
     back = HELD._replace(asked=True, credible=False)
-    assert gave_back(HoldUps(), back, 0.0) is Verdict.DOUBTED
-    assert gave_back(HoldUps(), back._replace(held_s=FAULT_S), 0.0) is Verdict.RESTS
+    assert gave_back(HoldUps(), back, 0.0) is HoldUpVerdict.DOUBTED
+    assert gave_back(HoldUps(), back._replace(held_s=FAULT_S), 0.0) is HoldUpVerdict.RESTS
 
 
 def test_all_that_is_given_back_at_once_is_one_doubt_and_who_leaves_is_not_to_blame() -> None:
     """An honest stranger that hands over what it holds, as its owner wants the machine back, was expelled by one message."""
     back, hold_ups = HELD._replace(credible=False, held_s=20.0), HoldUps()
-    assert [gave_back(hold_ups, back, i / 100) for i in range(10)] == [Verdict.DOUBTED] + [Verdict.RESTS] * 9
-    assert all(gave_back(HoldUps(), back._replace(leaves=True), float(i)) is Verdict.RESTS for i in range(9))
+    assert [gave_back(hold_ups, back, i / 100) for i in range(10)] == [HoldUpVerdict.DOUBTED] + [HoldUpVerdict.RESTS] * 9
+    assert all(gave_back(HoldUps(), back._replace(leaves=True), float(i)) is HoldUpVerdict.RESTS for i in range(9))
 
 
 def test_what_crosses_a_nodes_word_is_free_once_a_step() -> None:
@@ -66,10 +66,10 @@ def test_what_crosses_a_nodes_word_is_free_once_a_step() -> None:
     soon = HELD._replace(held_s=0.1)
     for step in range(50):  # all eight of a node that updates, with each version
         crossed = soon._replace(step=step)
-        assert all(gave_back(hold_ups, crossed, step + i / 10) is Verdict.NOTHING for i in range(8))
+        assert all(gave_back(hold_ups, crossed, step + i / 10) is HoldUpVerdict.NOTHING for i in range(8))
     crossed = soon._replace(step=99)
-    assert gave_back(hold_ups, crossed, 99.0) is Verdict.NOTHING
-    assert gave_back(hold_ups, crossed, 99.5 + ONE_S) is Verdict.RESTS, "and once more under the same version"
+    assert gave_back(hold_ups, crossed, 99.0) is HoldUpVerdict.NOTHING
+    assert gave_back(hold_ups, crossed, 99.5 + ONE_S) is HoldUpVerdict.RESTS, "and once more under the same version"
 
 
 def moved_and_made(hold_ups: HoldUps, member: str, at: float, took_s: float, *, late: bool = False) -> str:
