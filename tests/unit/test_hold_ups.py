@@ -41,7 +41,8 @@ def test_what_is_given_back_when_asked_with_tokens_or_soon_costs_nothing() -> No
 def test_what_is_given_back_again_and_again_is_a_doubt_the_third_time_and_rests_before() -> None:
     hold_ups = with_others(HoldUps())
     said = [gave_back(hold_ups, HELD, now) for now in (0.0, 0.5, 2.0, 4.0, 6.0)]
-    assert said == [HoldUpVerdict.RESTS, HoldUpVerdict.RESTS, HoldUpVerdict.RESTS, HoldUpVerdict.DOUBTED, HoldUpVerdict.RESTS], "the first two are one"
+    rests, doubted = HoldUpVerdict.RESTS, HoldUpVerdict.DOUBTED
+    assert said == [rests, rests, rests, doubted, rests], "the first two are one"
     alone = HoldUps()
     assert all(gave_back(alone, HELD, 2.0 * i) is HoldUpVerdict.RESTS for i in range(9)), "nobody to compare it with"
     idle = HELD._replace(waits=False)
