@@ -128,10 +128,13 @@ class Rescue:
 
     def delivers(self, now: float) -> Callable[[str], float]:
         """node -> tokens that came from it lately, while nodes hold the trainer up; else 0, and it is not gone by."""
-        lately = partial(self._deliveries.lately, now=now)
         if self._hold_ups.lately(now):
-            return lambda peer: NEXT_TO_NOTHING if self._silences.late(peer) else lately(peer)
-        return lately if self._silences.many(now) else lambda peer: 0.0
+            return lambda peer: NEXT_TO_NOTHING if self._silences.late(peer) else self._deliveries.lately(peer, now)
+        return self._delivers_beside_silent(now)
+
+    def _delivers_beside_silent(self, now: float) -> Callable[[str], float]:
+        """The same, while many nodes are silent."""
+        return partial(self._deliveries.lately, now=now) if self._silences.many(now) else lambda peer: 0.0
 
     def _move_silent(
         self, held: Mapping[str, Mapping[str, int]], now: float, nodes: Callable[[], Iterable[NodeView]]
@@ -184,10 +187,9 @@ class Rescue:
         early = partial(self._early, now=now) if on_time and self._hold_ups.worth_it(now) else _not_early
         if not (hedges := to_hedge(ledger, self._collector, self._conduct.credible, behind, early)):
             return
-        many = partial(self._deliveries.lately, now=now) if self._silences.many(now) else lambda peer: 0.0
         fleet = Fleet(
             list(nodes()), credible=self._conduct.credible, doubted=self._conduct.doubted, ended=self.ended,
-            last_came=self._deliveries.last, delivers=many, begun=self._silences.begun, asked=self._asked,
+            last_came=self._deliveries.last, delivers=self._delivers_beside_silent(now), begun=self._silences.begun, asked=self._asked,
             spared=self._spared, fault_s=self._fault_s,
         )  # fmt: skip
         doubted: dict[str, str] = {}
