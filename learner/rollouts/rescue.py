@@ -189,8 +189,8 @@ class Rescue:
             return
         fleet = Fleet(
             list(nodes()), credible=self._conduct.credible, doubted=self._conduct.doubted, ended=self.ended,
-            last_came=self._deliveries.last, delivers=self._delivers_beside_silent(now), begun=self._silences.begun, asked=self._asked,
-            spared=self._spared, fault_s=self._fault_s,
+            last_came=self._deliveries.last, delivers=self._delivers_beside_silent(now), begun=self._silences.begun,
+            asked=self._asked, spared=self._spared, fault_s=self._fault_s,
         )  # fmt: skip
         doubted: dict[str, str] = {}
         for hedge, way, doubt in moves(hedges, fleet, now):
