@@ -88,6 +88,8 @@ class Strategies(Section):
     pace: bool = False
     """Instead of `gain`: a sequence goes to the node where it is fastest, unless it slows down urgent ones there."""
     # The most urgent move first. The last member of a group bounds a run far more than tokens per second do.
+    give_way: bool = True
+    """Nodes get nothing while quicker ones would make all that may be in flight before they had made one (Lin and Kumar 1984)."""
     migration: bool = True
     """Running sequences move to nodes where they are enough faster to pay for the move (RLBoost, arXiv 2510.19225)."""
 
@@ -148,6 +150,10 @@ class Dispatcher:
             # Not by what others may hold just now: who fails at once would have a sequence until its budget is gone.
             avoid[:] = False
         free = able & ~avoid & table.free(request.context, request.expected_tokens)
+        quicker = ~table.gives_way
+        # What was taken from one that holds the trainer up waits for a quick one's place: it must not be taken again.
+        if (free & quicker).any() or (request.attempt and (able & ~avoid & quicker).any()):
+            free = free & quicker
         if request.avoid:
             free = table.for_another_try(free, request.attempt)
         held = free & table.listed(frozenset({request.prefer})) if request.prefer else free

@@ -85,6 +85,8 @@ class NodeView:
     """tokens that came from it lately, while silent nodes hold the trainer up; 0: not gone by"""
     unheard_s: float = 0.0
     """seconds since it last said how it is"""
+    gives_way: bool = False
+    """quicker ones would make sooner what it holds (`giving_way`): it gets what they have no places for"""
 
     @property
     def load(self) -> int:
@@ -151,6 +153,7 @@ class NodeTable:
         self.load, self.limit = column(n.load for n in nodes), column(oversubscribed(n) for n in nodes)
         self.credible = np.array([n.credible for n in nodes], bool)
         """whose word counts"""
+        self.gives_way = np.array([n.gives_way for n in nodes], bool)
         self._delivers, self._capacity = column(n.delivers for n in nodes), column(n.capacity for n in nodes)
         self.context = column(n.context for n in nodes)
         self.growth = column(n.growth for n in nodes)

@@ -206,7 +206,7 @@ class Head(SwarmOwner):
         """The dispatcher's view of the nodes."""
         rollouts, now, epoch, active, counts = self.rollouts, self.now(), self.epoch, self.generates, self.trust.credible
         load, beside, delivers = rollouts.load, rollouts.beside.footprint, rollouts.rescue.delivers(now)
-        limits = self.trust.limits(load, lambda node: node.serves(epoch, now) and active(node.link.peer))
+        limits = self.trust.limits(load, lambda node: node.serves(epoch, now) and active(node.link.peer), rollouts.steering.slow)
         return [
             node.view(
                 load(peer), epoch, now, active(peer), beside=beside(peer), limit=limits.get(peer), credible=counts(peer),

@@ -9,7 +9,7 @@ import logging
 import math
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -186,9 +186,9 @@ class Trust(NodeConduct, PeerConduct):
         """The proven nodes that have a link."""
         return frozenset(filter(self.standing.proven, self._nodes))
 
-    def limits(self, load: Callable[[str], int], able: Callable[[NodeState], bool]) -> dict[str, int]:
-        """Most sequences of each node that may not hold as many as it can."""
-        held = [NodeHolding(p, node.capacity, load(p), able(node)) for p, node in self._nodes.items()]
+    def limits(self, load: Callable[[str], int], able: Callable[[NodeState], bool], slow: Container[str] = ()) -> dict[str, int]:
+        """Most sequences of each node that may not hold as many as it can. `slow` ones give way to quicker ones."""
+        held = [NodeHolding(p, node.capacity, load(p), able(node), p in slow) for p, node in self._nodes.items()]
         now, proven = self._wall(), [node.peer for node in held if node.able and self.standing.proven(node.peer)]
         self._credible_here = not all(self.standing.doubted(peer, now) for peer in proven)
         if proven:

@@ -95,16 +95,15 @@ class Rollouts:
         self._conduct = conduct or NobodyDoubted()
         self._now, self._scorer = now, scorer or PooledScorer(task, in_thread=in_thread)
         self._make_spec = partial(make_spec, settings, task, tokenizer, vocab_size)
-        self.collector = Collector(
-            vocab_size, first_group=journal.groups_so_far, first_attempt=first_attempt(epoch)
-        )
+        self.collector = Collector(vocab_size, first_group=journal.groups_so_far, first_attempt=first_attempt(epoch))
         self.beside: BesideTraining = NothingBeside()
         """what nodes hold that is not training's; the head puts it here"""
         self.tokens = TokenJournal(journal, self.collector.unwritten)
         # Nothing is moved where sequences are to end under the weights that they began with: elsewhere there may be newer ones.
         chosen = settings.strategies.model_copy(update={"migration": False}) if settings.finish_s else settings.strategies
         members = settings.samples + settings.extra_samples
-        self.steering = Steering(members, settings.sampling.max_new_tokens, settings.max_staleness, chosen)
+        proven = self._conduct.anybody_proven
+        self.steering = Steering(members, settings.sampling.max_new_tokens, settings.max_staleness, chosen, proven)
         self.resumed_groups = self.resumed_tokens = 0
         """unfinished groups taken over from the epoch before, and the tokens that they had"""
         self.durations, self.idle_runs = Durations(), IdleRuns()
@@ -123,7 +122,7 @@ class Rollouts:
         self.collector.credible = self._conduct.credible
         self.rescue = Rescue(
             self.collector, self.buffers, self._conduct, stall_s=settings.stall_s, beside=lambda: self.beside, report=report,
-            cancel=self.cancel, send=send,
+            cancel=self.cancel, send=send, giving_way=self.steering.giving_way,
         )  # fmt: skip
         for group in left.go_on:
             self._take_up(group)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from learner.dispatch.giving_way import NOTHING_SEEN, Speeds
 from learner.dispatch.node_table import NodeView
 from learner.rollouts.group import member_name
 from p2p.forgetting import forget_oldest
@@ -54,22 +55,26 @@ class FirstTries:
         """group.member -> how often it was taken"""
 
     def look(
-        self, held: Mapping[str, Mapping[str, int]], nodes: Iterable[NodeView], now: float
+        self, held: Mapping[str, Mapping[str, int]], nodes: Iterable[NodeView], now: float, speeds: Speeds = NOTHING_SEEN
     ) -> dict[str, tuple[str, ...]]:
         """`held`: node -> request id -> completion tokens so far. What to take, by node: no more than nodes that have nothing to
         do have places for, the longest there first."""
         before, self._seen = self._seen, {}
+        idle = [n for n in nodes if n.live and not n.draining and not n.load]
+        untried = any(n.peer in speeds.untried for n in idle)
         late: list[tuple[float, str, str]] = []
         for node, requests in held.items():
             for request_id, tokens in requests.items():
                 seen = self._seen[node, request_id] = before.get((node, request_id)) or _Try(tokens, now, now)
                 tries = self._tries.get(member_name(request_id), 0)
-                patience, made = BEGIN_S * 2.0 ** max(0, tries + 1 - QUICK_TRIES), tokens - seen.tokens
+                patience = BEGIN_S * 2.0 ** max(0, tries + 1 - QUICK_TRIES)
+                if untried:  # each is tried once, so that this ends
+                    patience = 0.0 if node in speeds.slow else BEGIN_S
+                made = tokens - seen.tokens
                 if (now - seen.at >= patience and made < BEGIN_TOKENS) or now - seen.since >= LONG * BEGIN_S * 2.0**tries:
                     late.append((seen.at, node, request_id))
                 elif now - seen.at >= patience:
                     seen.tokens, seen.at = tokens, now
-        idle = (n for n in nodes if n.live and not n.draining and not n.load)
         places = sum(n.capacity if n.limit is None else min(n.capacity, n.limit) for n in idle) if late else 0
         found: dict[str, tuple[str, ...]] = {}
         for _, node, request_id in sorted(late)[:places]:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 
+from learner.dispatch.giving_way import GivingWay
 from learner.dispatch.node_table import NEXT_TO_NOTHING, NodeView
 from learner.rollouts.beside import BesideTraining
 from learner.rollouts.buffers import TrainingBuffers
@@ -62,10 +63,11 @@ class Rescue:
     def __init__(
         self, collector: Collector, buffers: TrainingBuffers, conduct: NodeConduct, *, stall_s: float,
         beside: Callable[[], BesideTraining], report: Callable[[str, Refusal], None], cancel: Callable[[Cancel], None],
-        send: Callable[[str, object], None],
+        send: Callable[[str, object], None], giving_way: GivingWay | None = None,
     ) -> None:  # fmt: skip
         self._collector, self._buffers, self._conduct, self._beside = collector, buffers, conduct, beside
         self._report, self._cancel, self._send = report, cancel, send
+        self._giving_way = giving_way or GivingWay()
         self._stalls, self._paces, self._first_tries = StallWatch(stall_s), PaceWatch(), FirstTries()
         self._silences, self._silences_beside = SilenceWatch(), SilenceWatch()
         self._deliveries = Deliveries()
@@ -160,7 +162,7 @@ class Rescue:
     ) -> None:
         """Nobody is proven: take what hardly begins, or takes long, where others have nothing to do. Not only where nobody has
         ended anything: to end one sequence is cheap, and who came last has nothing to show."""
-        for peer, those in self._first_tries.look(held, nodes(), now).items():
+        for peer, those in self._first_tries.look(held, nodes(), now, self._giving_way.speeds).items():
             self._take(Stall(peer, those, "nobody is known yet, and others have nothing to do"), now)
             self._silences.taken(peer)
             self._hold_ups.noticed(now)
@@ -224,6 +226,7 @@ class Rescue:
         made = self._collector.tokens_by_node.get(peer, 0)
         self._conduct.ended(peer, made - self._credited.get(peer, 0))
         self._credited[peer] = made
+        self._giving_way.ended(peer, made)
         self.ended[peer] += 1
         self._all_ended[peer] += 1
         if other := self._hold_ups.ended(peer, member_name(request_id), now, self._silences.at_once_s, late):

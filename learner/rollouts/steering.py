@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from learner.dispatch.dispatcher import Dispatcher, DispatchPlan, Strategies, WaitingSequence
 from learner.dispatch.forecast import Forecast
+from learner.dispatch.giving_way import GivingWay
 from learner.dispatch.migration import Move, migrate
 from learner.dispatch.node_table import NodeView
 from learner.rollouts.collector import Collector
@@ -33,9 +34,12 @@ class Steering:
     most: int
     max_staleness: int
     strategies: Strategies
+    anybody_proven: Callable[[], bool] = lambda: True
+    """whether nodes are at work whose word counts because they are proven"""
     forecast: Forecast = field(init=False)
     moves: Counter[str] = field(default_factory=Counter, init=False)
     """sequences moved between living nodes, by reason"""
+    giving_way: GivingWay = field(default_factory=GivingWay, init=False)
     _dispatcher: Dispatcher = field(init=False)
     _moved: dict[str, float] = field(default_factory=dict, init=False)
     """group.member -> when it was last moved"""
@@ -44,15 +48,23 @@ class Steering:
         self.forecast = Forecast(self.most, self.max_staleness)
         self._dispatcher = Dispatcher(self.samples, self.strategies)
 
+    @property
+    def slow(self) -> frozenset[str]:
+        """The nodes that give way to quicker ones."""
+        return self.giving_way.speeds.slow
+
     def plan(
         self, now: float, step: int, nodes: Sequence[NodeView], collector: Collector, room: Callable[[Version], int]
     ) -> DispatchPlan:
         """As `Dispatcher.choose`, the learner being at `step`. The caller applies all of it."""
         asked = {r.request_id: self._foreseen(r, now, step, collector) for r in collector.pending()}
         known = [self.forecast.view(node) for node in nodes]
+        if self.strategies.give_way:
+            known = self._give_way(known, len(asked), now, collector, room)
         plan = self._dispatcher.choose(known, asked.values(), room, self.forecast.prompt_tokens, self.forecast.usual)
         for request_id, peer in plan.assign:
             self.forecast.put(peer, asked[request_id])
+            self.giving_way.gave(peer)
         return plan
 
     def look(self, now: float, step: int, nodes: Sequence[NodeView], collector: Collector) -> list[Move]:
@@ -67,6 +79,18 @@ class Steering:
             self.moves[move.reason] += 1
             self._moved[member_name(move.request_id)] = now
         return moves
+
+    def _give_way(
+        self, nodes: list[NodeView], waiting: int, now: float, collector: Collector, room: Callable[[Version], int]
+    ) -> list[NodeView]:
+        outstanding = waiting
+        for node in nodes:
+            held = collector.load(node.peer)
+            outstanding += held
+            self.giving_way.count(node.peer, held, collector.tokens_by_node.get(node.peer, 0), now)
+        if nodes:
+            outstanding += self.samples * room(max(node.version for node in nodes))
+        return self.giving_way.look(nodes, outstanding, now, proven=self.anybody_proven())
 
     def _foreseen(self, request: WaitingSequence, now: float, step: int, collector: Collector) -> WaitingSequence:
         task_index, feature = collector.task_of(request.group_id)

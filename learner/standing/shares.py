@@ -26,6 +26,8 @@ class NodeHolding(NamedTuple):
     """sequences with it"""
     able: bool = True
     """it can be given work now"""
+    slow: bool = False
+    """it gives way to quicker ones"""
 
 
 @dataclass
@@ -54,22 +56,25 @@ def limits(
     have ended nothing since), hold together at most `unproven_share` of all that is held once somebody has delivered, FIRST at
     least. While a proven node is able to work and the unproven made more than that share of what ended of late, they get `spare`
     sequences together. What is free goes to those first that were never expelled, then to those least doubted, then to those
-    that delivered most: who is about to be proven is not kept from it by crowds. """
+    that delivered most: who is about to be proven is not kept from it by crowds.
+
+    While no proven node is able to work, slow ones get nothing, and what they hold does not count: who ended one sequence and is
+    late with the others must not keep those waiting that have yet to be given their first. """
     out: dict[str, int] = {}
     strangers: list[NodeHolding] = []
     unproven: list[NodeHolding] = []
     again: list[NodeHolding] = []
     """on trial again, and at work"""
-    places, proven_able = 0, False
+    places, proven_able = 0, any(node.able and standing.proven(node.peer) for node in nodes)
     for node in nodes:
         may = standing.may_hold(node.peer, node.capacity)
         if may < node.capacity:
             out[node.peer] = may
-        if standing.proven(node.peer):
-            proven_able |= node.able
-        else:
+        if not standing.proven(node.peer):
             unproven.append(node)
-        if standing.delivered(node.peer) and not standing.doubted(node.peer, now):
+        if node.slow and not proven_able:
+            out[node.peer] = min(may, node.load)
+        elif standing.delivered(node.peer) and not standing.doubted(node.peer, now):
             places += may if node.able else 0
         elif standing.delivered(node.peer) and not standing.doubts(node.peer):
             again.append(node)

@@ -71,6 +71,7 @@ POLICIES: dict[str, Callable[[], RolloutPolicy]] = {
 
 ABLATIONS: dict[str, Callable[[], RolloutPolicy]] = {
     "no migration": lambda: Shoal(Strategies(migration=False), label="no migration"),
+    "nobody gives way": lambda: Shoal(Strategies(give_way=False), label="nobody gives way"),
     "emptiest node": lambda: Shoal(Strategies(gain=False), label="emptiest node"),
     "fastest node": lambda: Shoal(Strategies(pace=True), label="fastest node"),
     "not longest first": lambda: Shoal(Strategies(longest_first=False), label="not longest first"),

@@ -76,6 +76,8 @@ class SimEngine:
     waiting: deque[Sequence] = field(default_factory=deque)
     total: float = 0.0
     """tokens made in all"""
+    ended: int = 0
+    """sequences that ended in all"""
     stamp: int = 0
     """number of the one event of this engine that counts; the owner's"""
     preempted: int = 0
@@ -120,6 +122,7 @@ class SimEngine:
             _, _, sequence = heapq.heappop(self._ends)
             self._leave(sequence)
             sequence.made = float(sequence.length)
+            self.ended += 1
             ended.append(sequence)
             self._drop_stale()
         # The newest goes back to the head of the queue, as vLLM does: its KV is read anew later.

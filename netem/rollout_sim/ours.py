@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from learner.dispatch.dispatcher import Dispatcher, NodeView, Strategies, WaitingSequence
 from learner.dispatch.forecast import Forecast, GroupState, MemberState
+from learner.dispatch.giving_way import GivingWay
 from learner.dispatch.migration import migrate
 from netem.rollout_sim.engine import Sequence
 from netem.rollout_sim.sim import OpenedGroup
@@ -49,6 +50,7 @@ class Shoal(Bounded):
     label: str = "shoal"
     """name in tables"""
     _watched: dict[str, _Watched] = field(default_factory=dict)
+    _ended: dict[str, int] = field(default_factory=dict)
     _ticks: int = 0
 
     def start(self) -> None:
@@ -58,6 +60,7 @@ class Shoal(Bounded):
         self.dispatcher = Dispatcher(self.sim.workload.samples, self.strategies)
         self.forecast = Forecast(self.sim.workload.most, self.sim.settings.staleness)
         self.forecast.stepped(self.sim.now)
+        self.giving_way = GivingWay()
 
     def tick(self) -> None:
         """Look, report and balance each at their own interval, as production does, and dispatch every time."""
@@ -84,16 +87,29 @@ class Shoal(Bounded):
         while self.pending or any(self.ledger.room(v) for v in set(self.sim.serves.values())):
             waiting = {_name(s): s for s in self.pending.values()}
             asked = {name: self._request(s) for name, s in waiting.items()}
-            views = [self._view(name) for name in self.sim.engines]
+            views = self._give_way([self._view(name) for name in self.sim.engines])
             prompt, usual = self.sim.workload.prompt, self.forecast.usual
             plan = self.dispatcher.choose(views, asked.values(), lambda v: self.ledger.room(v.step), prompt, usual)
             for name, node in plan.assign:
                 self.sim.place(waiting.pop(name), node)
                 self.forecast.put(node, asked[name])
+                self.giving_way.gave(node)
             self.pending = {s.key: s for s in waiting.values()}
             opened = [self.reserve(o.version.step) for o in plan.open for _ in range(o.groups)]
             if not any(opened):
                 return
+
+    def _give_way(self, views: list[NodeView]) -> list[NodeView]:
+        if not self.strategies.give_way or not views:
+            return views
+        for name, e in self.sim.engines.items():
+            for _ in range(e.ended - self._ended.get(name, 0)):
+                self.giving_way.ended(name, int(e.total))
+            self._ended[name] = e.ended
+            self.giving_way.count(name, len(e.running) + len(e.waiting), int(e.total), self.sim.now)
+        room = self.ledger.room(max(self.sim.serves[name] for name in self.sim.engines))
+        outstanding = len(self.pending) + sum(n.load for n in views) + self.sim.workload.samples * room
+        return self.giving_way.look(views, outstanding, self.sim.now)
 
     def _view(self, name: str) -> NodeView:
         e = self.sim.touch(name)

@@ -20,9 +20,6 @@ from tests.attacks.test_withholding import BEGUN_S, LEAST, MEASURED_S, TOKEN_S, 
 from tests.support.nightly import HOW_MANY, NIGHTLY
 from tests.swarm.test_head import Node
 
-MANY = [count for count in HOW_MANY if count < 60]
-"""Sixty proven nodes of 62 that are all late, or hold all for 2.5 s and give it back, are too many: see bench/attacks.md."""
-
 
 def gives_back(cause: str, after_s: float) -> Behaviour:
     """Everything, so many seconds after it came, and nothing made of it."""
@@ -92,10 +89,10 @@ async def test_who_ended_one_sequence_and_gives_back_when_it_is_asked(tmp_path: 
 
 @pytest.mark.parametrize(
     ("cause", "after_s", "count"),
-    [("UPDATING", 2.5, count) for count in MANY]
+    [("UPDATING", 2.5, count) for count in HOW_MANY]
     + [("interrupt", 0.45, count) for count in HOW_MANY]
     + ([(cause, 0.5, count) for cause in ("RESTING", "BEHIND") for count in HOW_MANY] if NIGHTLY else [])
-    + ([("interrupt", 2.5, count) for count in MANY] if NIGHTLY else []),
+    + ([("interrupt", 2.5, count) for count in HOW_MANY] if NIGHTLY else []),
 )
 async def test_proven_nodes_that_give_everything_back(
     tmp_path: Path, autojump_clock, cause: str, after_s: float, count: int
@@ -104,7 +101,7 @@ async def test_proven_nodes_that_give_everything_back(
     await check_pace_beside_proven(tmp_path, f"{cause} after {after_s} s", count, badly=gives_back(cause, after_s))
 
 
-@pytest.mark.parametrize("count", MANY)
+@pytest.mark.parametrize("count", HOW_MANY)
 @pytest.mark.parametrize("seconds", [2.5, 2.9, 8.5] if NIGHTLY else [2.9])
 async def test_proven_nodes_that_make_everything_late(tmp_path: Path, autojump_clock, seconds: float, count: int) -> None:
     """By less than is a fault by itself: two such nodes left 0.3 to 0.8 steps a second of 1.5, and nobody was to blame."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from learner.dispatch.giving_way import Speeds
 from learner.dispatch.node_table import NodeView
 from learner.rollouts.first_tries import BEGIN_S, BEGIN_TOKENS, LONG, QUICK_TRIES, FirstTries
 
@@ -66,3 +67,18 @@ def test_another_try_begins_anew() -> None:
     tries.look({"a": {"1.0.0": 0}}, [], 0.0)
     assert tries.look({"b": {"1.0.1": 0}}, idle("c"), BEGIN_S) == {}
     assert tries.look({"b": {"1.0.1": 0}}, idle("c"), 2 * BEGIN_S) == {"b": ("1.0.1",)}
+
+
+def test_who_was_given_nothing_yet_gets_what_slow_ones_hold_at_once() -> None:
+    tries, held = FirstTries(), {"slow": {"1.0.0": 0}, "new": {"2.0.0": 0}}
+    assert tries.look(held, idle("c"), 0.0, Speeds(frozenset({"slow"}))) == {}
+    assert tries.look(held, idle("c"), 0.1, Speeds(frozenset({"slow"}), frozenset({"c"}))) == {"slow": ("1.0.0",)}
+
+
+def test_as_long_as_some_were_given_nothing_patience_does_not_grow() -> None:
+    tries, at = FirstTries(), 0.0
+    for attempt in range(2 * QUICK_TRIES):
+        held, untried = {f"n{attempt}": {f"1.0.{attempt}": 0}}, Speeds(untried=frozenset({"c"}))
+        assert tries.look(held, idle("c"), at, untried) == {}
+        at += BEGIN_S
+        assert tries.look(held, idle("c"), at, untried)

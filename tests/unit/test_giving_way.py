@@ -1,0 +1,190 @@
+"""Who gives way to quicker nodes, for how long, and what it may hold meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from learner.dispatch.dispatcher import Assignment, Dispatcher, WaitingSequence
+from learner.dispatch.giving_way import SILENT_S, SLOWER, STANDSTILL_S, TRY_S, GivingWay
+from learner.dispatch.node_table import NodeView, oversubscribed
+from learner.standing.shares import MadeOfLate, NodeHolding, limits
+from learner.standing.standing import FIRST, Standing
+from p2p.version import Version
+
+V = Version(1, 1)
+STEP_S = 0.05
+TOKENS = 10
+"""of a sequence"""
+
+
+@dataclass
+class Fleet:
+    """Nodes of four places; a sequence takes each node its own time, and its tokens come at its end."""
+
+    took_s: dict[str, float]
+    credible: set[str] | None = None
+    proven: bool = True
+    outstanding: int = 12
+    now: float = 0.0
+    giving: GivingWay = field(default_factory=GivingWay)
+    held: dict[str, list[float]] = field(default_factory=dict)
+    """node -> when each of its sequences ends"""
+    made: dict[str, int] = field(default_factory=dict)
+    given: dict[str, int] = field(default_factory=dict)
+    """sequences that each was given"""
+    views: list[NodeView] = field(default_factory=list)
+
+    def run(self, seconds: float, most: int = 4) -> dict[str, NodeView]:
+        """Each gets as many as it may have; what they are by the end."""
+        for _ in range(round(seconds / STEP_S)):
+            self.now += STEP_S
+            for node in self.took_s:
+                held = self.held.setdefault(node, [])
+                over = [end for end in held if end <= self.now]
+                self.held[node] = [end for end in held if end > self.now]
+                self.made[node] = self.made.get(node, 0) + TOKENS * len(over)
+                self.giving.count(node, len(self.held[node]), self.made[node], self.now)
+                if over:
+                    self.giving.ended(node, self.made[node])
+            self.views = self.giving.look(self._nodes(), self.outstanding, self.now, proven=self.proven)
+            for view in self.views:
+                while len(self.held[view.peer]) < min(most, oversubscribed(view)):
+                    self.held[view.peer].append(self.now + self.took_s[view.peer])
+                    self.given[view.peer] = self.given.get(view.peer, 0) + 1
+                    self.giving.gave(view.peer)
+        return {view.peer: view for view in self.views}
+
+    def _nodes(self) -> list[NodeView]:
+        credible = set(self.took_s) if self.credible is None else self.credible
+        return [NodeView(node, V, len(self.held.get(node, ())), 0, 4, credible=node in credible) for node in self.took_s]
+
+
+def gives_way(views: dict[str, NodeView]) -> set[str]:
+    return {peer for peer, view in views.items() if view.gives_way}
+
+
+def test_who_is_late_gives_way_and_gets_hardly_anything() -> None:
+    fleet = Fleet({"a": 0.2, "b": 0.2, "late": 3.0})
+    assert gives_way(fleet.run(5.0)) == {"late"}
+    before = fleet.given["late"]
+    fleet.run(60.0)
+    assert fleet.given["late"] - before <= 60.0 / TRY_S + 1 and fleet.given["a"] > 1000
+
+
+def test_who_is_a_little_slower_does_not() -> None:
+    assert not gives_way(Fleet({"a": 0.2, "b": 0.2 * (SLOWER - 1)}).run(10.0))
+
+
+def test_it_is_seen_while_it_holds_them_and_not_only_when_they_come() -> None:
+    fleet = Fleet({"a": 0.2, "turns": 0.2})
+    assert not gives_way(fleet.run(5.0))
+    fleet.took_s["turns"] = 1e9
+    assert gives_way(fleet.run(2.0)) == {"turns"}
+
+
+def test_what_the_quick_would_not_have_made_by_then_is_its_own() -> None:
+    """While the late one makes one, each of the five places of the quick one makes some fourteen."""
+    fleet = Fleet({"a": 0.2, "late": 3.0}, outstanding=1000)
+    late = fleet.run(20.0)["late"]
+    assert late.gives_way and late.limit == oversubscribed(replace(late, limit=None))
+    fleet.outstanding = 10
+    assert fleet.run(5.0)["late"].limit == 0
+
+
+def test_who_is_quick_again_is_believed_after_some_tries() -> None:
+    fleet = Fleet({"a": 0.2, "b": 0.2})
+    fleet.run(5.0)
+    fleet.took_s["b"] = 5.0
+    fleet.run(10.0)
+    fleet.took_s["b"] = 0.2
+    assert gives_way(fleet.run(5.0)) == {"b"}
+    assert not gives_way(fleet.run(20 * TRY_S))
+
+
+def test_those_that_give_way_are_tried_in_turn() -> None:
+    fleet = Fleet({"a": 0.2} | {f"late{i}": 3.0 for i in range(5)})
+    fleet.run(10.0)
+    before = dict(fleet.given)
+    fleet.run(5 * TRY_S + 1.0)
+    assert all(1 <= fleet.given[f"late{i}"] - before[f"late{i}"] <= 2 for i in range(5))
+
+
+def test_nobody_waits_for_quick_nodes_that_take_nothing() -> None:
+    """They lack the version, say."""
+    fleet = Fleet({"a": 0.2, "late": 3.0})
+    assert gives_way(fleet.run(10.0))
+    fleet.took_s["a"] = 0.05
+    fleet.run(1.0, most=0)  # all it has ends
+    fleet.run(STANDSTILL_S + 4.0, most=0)
+    assert not gives_way({view.peer: view for view in fleet.views}) and not fleet.giving.speeds.slow
+
+
+def test_a_quick_stranger_makes_nobody_slow_while_somebody_is_proven() -> None:
+    fleet = Fleet({"proven": 1.0, "rubbish": 0.05}, credible={"proven"})
+    assert not gives_way(fleet.run(10.0))
+
+
+def test_while_nobody_is_proven_only_who_is_silent_gives_way() -> None:
+    fleet = Fleet({"honest": 1.0, "rubbish": 0.05, "late": 20.0}, proven=False)
+    assert gives_way(fleet.run(SILENT_S + 1.0)) == {"late"} == fleet.giving.speeds.slow
+    for node in ("rubbish", "honest"):  # all that were quick turn
+        fleet.took_s[node] = 20.0
+    fleet.took_s["new"] = 1.0
+    fleet.run(SILENT_S + 2.0)
+    assert fleet.giving.speeds.slow >= {"rubbish", "honest"} and "new" not in fleet.giving.speeds.slow
+
+
+def test_who_was_given_nothing_is_untried() -> None:
+    fleet = Fleet({"a": 0.2})
+    fleet.run(1.0)
+    fleet.took_s["b"] = 0.2
+    fleet.run(STEP_S, most=0)
+    assert fleet.giving.speeds.untried == {"b"}
+    fleet.run(1.0)
+    assert not fleet.giving.speeds.untried
+
+
+@given(
+    st.lists(st.floats(0.05, 5.0), min_size=1, max_size=6), st.integers(0, 200), st.booleans(),
+    st.lists(st.tuples(st.integers(0, 5), st.floats(0.05, 50.0)), max_size=4),
+)  # fmt: skip
+def test_somebody_always_works_and_nobody_gets_more_than_it_had(
+    took_s: list[float], outstanding: int, proven: bool, turns: list[tuple[int, float]]
+) -> None:
+    fleet = Fleet({f"n{i}": s for i, s in enumerate(took_s)}, proven=proven, outstanding=outstanding)
+    for which, s in [(0, took_s[0]), *turns]:
+        fleet.took_s[f"n{which % len(took_s)}"] = s
+        views = fleet.run(4.0)
+        assert not proven or len(gives_way(views)) < len(took_s)
+        assert all(oversubscribed(view) <= 5 and (view.gives_way or view.limit is None) for view in views.values())
+        assert all(view.limit is None or view.limit >= view.load for view in views.values())
+    before = sum(fleet.given.values())
+    fleet.run(120.0)
+    assert sum(fleet.given.values()) > before, "nobody worked for two minutes"
+
+
+def waiting(name: str, attempt: int = 0) -> WaitingSequence:
+    return WaitingSequence(name, int(name.partition(".")[0]), V, V, attempt=attempt)
+
+
+def test_who_gives_way_gets_what_others_have_no_places_for_and_nothing_that_was_taken() -> None:
+    quick, slow = NodeView("q", V, 4, 0, 4), NodeView("s", V, 0, 0, 4, limit=3, gives_way=True)
+    choose = Dispatcher(4).choose
+    assert choose([quick, slow], [waiting("1.0"), waiting("2.0")]).assign == (Assignment("1.0", "q"), Assignment("2.0", "s"))
+    full = replace(quick, running=5)
+    assert choose([full, slow], [waiting("1.0", attempt=1), waiting("2.0")]).assign == (Assignment("2.0", "s"),)
+    behind = replace(quick, version=Version(1, 0))
+    assert choose([behind, slow], [waiting("1.0", attempt=1)]).assign == (Assignment("1.0", "s"),)
+
+
+def test_while_nobody_is_proven_slow_nodes_take_no_places_of_those_that_were_given_nothing() -> None:
+    standing = Standing()
+    standing.ended("slow", 10)
+    nodes = [NodeHolding("slow", 64, 3, slow=True), *(NodeHolding(f"new{i}", 64, 0) for i in range(9))]
+    found = limits(standing, nodes, MadeOfLate())
+    assert found == {"slow": 3} | {f"new{i}": FIRST for i in range(9)}
+    crowd = [node._replace(slow=False) for node in nodes]
+    assert sum(limits(standing, crowd, MadeOfLate()).values()) == 3 + FIRST
