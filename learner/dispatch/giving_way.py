@@ -29,6 +29,9 @@ BEST_S = 60.0
 REMEMBERED = 2.0
 """Sequences by which a node is judged at the least; else as many as it holds. Few, since a node may turn at any time."""
 
+SLOWEST = 16.0
+"""So many times slower than the quickest a node counts at the most: after a few quick sequences it is quick again."""
+
 LENGTHS = 64.0
 """Ended sequences over which the usual length is taken."""
 
@@ -74,12 +77,14 @@ class _Places:
     tried: float = -math.inf
     """when it was last given something although it gives way"""
 
-    def count(self, held: int, total: int, now: float, usual: float) -> None:
+    def count(self, held: int, total: int, now: float, usual: float, best: float) -> None:
         self.since += (now - self.at) * (self.held + held) / 2
         self.silent_s += now - self.at if self.held or held else 0.0
         if total > self.total:
             self.tokens, self.seconds = self.tokens + total - self.total, self.seconds + self.since
             self.since = self.silent_s = 0.0
+            if best:
+                self.seconds = min(self.seconds, SLOWEST * self.tokens / best)
         remembered = usual * max(REMEMBERED, held)
         if self.tokens > remembered > 0:
             self.seconds *= remembered / self.tokens
@@ -105,7 +110,9 @@ class GivingWay:
         self._usual = 0.0
         """tokens of a sequence that ended; 0 until one has"""
         self._best = 0.0
-        """tokens a second of a place at the quickest node, while nobody is proven"""
+        """tokens a second of a place at the quickest node, at the last look"""
+        self._next = ""
+        """who is to be tried"""
         self._looked = self._tried = self._worked = -math.inf
         """when it was looked; when one that gives way was last tried; when a quick node had something to do"""
 
@@ -115,7 +122,7 @@ class GivingWay:
         if of is None:
             of = self._of[node] = _Places(now, held, total, total)
             forget_oldest(self._of)
-        of.count(held, total, now, self._usual)
+        of.count(held, total, now, self._usual, self._best)
 
     def ended(self, node: str, total: int) -> None:
         """A sequence ended there, after so many tokens in all."""
@@ -124,10 +131,12 @@ class GivingWay:
             self._usual += (total - of.last_end - self._usual) / (LENGTHS if self._usual else 1.0)
             of.last_end = total
 
-    def gave(self, node: str) -> None:
+    def gave(self, node: str, now: float) -> None:
         """It was given one sequence more."""
         if (of := self._of.get(node)) is not None:
             of.held += 1
+            if node == self._next:
+                of.tried = self._tried = now
 
     def look(self, nodes: Sequence[NodeView], outstanding: int, now: float, *, proven: bool = True) -> list[NodeView]:
         """The same nodes, those that give way with fewer places. `outstanding`: sequences that may be in flight together now;
@@ -136,8 +145,8 @@ class GivingWay:
         shown = [n for n in able if n.credible] if proven else able
         best = max(map(self._shown, shown), default=0.0)
         if not proven:
-            best = self._best = max(best, self._best * math.exp((self._looked - now) / BEST_S))
-        self._looked = now
+            best = max(best, self._best * math.exp((self._looked - now) / BEST_S))
+        self._best, self._looked = best, now
         rates = {n.peer: self._of[n.peer].rate(self._usual, best) for n in able} if best else {}
         slow = {p for p, rate in rates.items() if rate * SLOWER < best and (proven or self._of[p].silent_s > SILENT_S)}
         untried = (n.peer for n in able if not n.load and not self._of[n.peer].seconds and not self._of[n.peer].since)
@@ -161,11 +170,12 @@ class GivingWay:
     # ---- inside
 
     def _try_one(self, gives: dict[str, NodeView], now: float) -> None:
+        self._next = ""
         idle = [n for n in gives.values() if not n.load and not n.limit]
         if idle and now - self._tried >= TRY_S:
             longest = min(idle, key=lambda n: self._of[n.peer].tried)
-            gives[longest.peer] = replace(longest, limit=1)
-            self._tried = self._of[longest.peer].tried = now
+            gives[longest.peer] = replace(longest, limit=1, tries=True)
+            self._next = longest.peer
 
     def _shown(self, node: NodeView) -> float:
         """What it has shown that it can do; 0 while it has not."""

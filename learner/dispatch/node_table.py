@@ -87,6 +87,8 @@ class NodeView:
     """seconds since it last said how it is"""
     gives_way: bool = False
     """quicker ones would make sooner what it holds (`giving_way`): it gets what they have no places for"""
+    tries: bool = False
+    """it gives way, and gets one sequence all the same, to show how quick it is now"""
 
     @property
     def load(self) -> int:
@@ -154,6 +156,7 @@ class NodeTable:
         self.credible = np.array([n.credible for n in nodes], bool)
         """whose word counts"""
         self.gives_way = np.array([n.gives_way for n in nodes], bool)
+        self.tries = np.array([n.tries for n in nodes], bool)
         self._delivers, self._capacity = column(n.delivers for n in nodes), column(n.capacity for n in nodes)
         self.context = column(n.context for n in nodes)
         self.growth = column(n.growth for n in nodes)

@@ -64,7 +64,7 @@ class Steering:
         plan = self._dispatcher.choose(known, asked.values(), room, self.forecast.prompt_tokens, self.forecast.usual)
         for request_id, peer in plan.assign:
             self.forecast.put(peer, asked[request_id])
-            self.giving_way.gave(peer)
+            self.giving_way.gave(peer, now)
         return plan
 
     def look(self, now: float, step: int, nodes: Sequence[NodeView], collector: Collector) -> list[Move]:

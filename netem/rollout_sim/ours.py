@@ -93,7 +93,7 @@ class Shoal(Bounded):
             for name, node in plan.assign:
                 self.sim.place(waiting.pop(name), node)
                 self.forecast.put(node, asked[name])
-                self.giving_way.gave(node)
+                self.giving_way.gave(node, self.sim.now)
             self.pending = {s.key: s for s in waiting.values()}
             opened = [self.reserve(o.version.step) for o in plan.open for _ in range(o.groups)]
             if not any(opened):

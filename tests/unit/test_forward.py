@@ -255,7 +255,9 @@ def test_products_of_the_vocabulary_round_what_they_take_and_not_their_sums() ->
         assert has_products
     gradients = [torch.autograd.grad(one.logprobs.sum(), (hidden, weight)) for one in (exact, rounded)]
     for of_exact, got in zip(*gradients, strict=True):
-        assert float((of_exact - got).norm() / of_exact.norm()) < 0.01 and torch.equal(of_exact, got) != has_products
+        off = float((of_exact - got).norm() / of_exact.norm())
+        # Where nothing is rounded (an AMD EPYC with AVX512_BF16, say) another kernel may still add in another order: 5e-7.
+        assert off < 0.01 and (off > 1e-5) == has_products
     again = token_logprobs(*asked)
     torch.testing.assert_close(again, exact, rtol=0, atol=0)
 

@@ -54,7 +54,7 @@ class Fleet:
                 while len(self.held[view.peer]) < min(most, oversubscribed(view)):
                     self.held[view.peer].append(self.now + self.took_s[view.peer])
                     self.given[view.peer] = self.given.get(view.peer, 0) + 1
-                    self.giving.gave(view.peer)
+                    self.giving.gave(view.peer, self.now)
         return {view.peer: view for view in self.views}
 
     def _nodes(self) -> list[NodeView]:
@@ -178,6 +178,25 @@ def test_who_gives_way_gets_what_others_have_no_places_for_and_nothing_that_was_
     assert choose([full, slow], [waiting("1.0", attempt=1), waiting("2.0")]).assign == (Assignment("2.0", "s"),)
     behind = replace(quick, version=Version(1, 0))
     assert choose([behind, slow], [waiting("1.0", attempt=1)]).assign == (Assignment("1.0", "s"),)
+
+
+def test_who_is_tried_gets_one_that_is_fresh_though_others_have_places() -> None:
+    quick, slow = NodeView("q", V, 0, 0, 4), NodeView("s", V, 0, 0, 4, limit=1, gives_way=True, tries=True)
+    found = Dispatcher(4).choose([quick, slow], [waiting("1.0", attempt=1), waiting("2.0"), waiting("3.0")]).assign
+    assert found == (Assignment("1.0", "q"), Assignment("2.0", "s"), Assignment("3.0", "q"))
+
+
+def test_who_is_to_be_tried_is_until_it_was_given_something() -> None:
+    fleet = Fleet({"a": 0.2, "late": 3.0})
+    fleet.run(10.0)
+    tried_at, nodes = fleet.now + TRY_S, [NodeView("a", V, 4, 0, 4), NodeView("late", V, 0, 0, 4)]
+    for later in range(3):
+        assert fleet.giving.look(nodes, 12, tried_at + later)[1].tries
+    fleet.giving.gave("late", tried_at + 3)
+    for later in range(4, int(TRY_S)):
+        found = fleet.giving.look(nodes, 12, tried_at + later)[1]
+        assert found.gives_way and not found.tries and not found.limit
+    assert fleet.giving.look(nodes, 12, tried_at + 3 + TRY_S)[1].tries
 
 
 def test_while_nobody_is_proven_slow_nodes_take_no_places_of_those_that_were_given_nothing() -> None:

@@ -263,7 +263,7 @@ def test_commits_that_come_late_in_many_lives(every: int, tmp_path: Path) -> Non
     back. `World` sees that nothing is consumed twice, and nothing trained on of a version that was taken back."""
     world = World(tmp_path, staleness=2, groups_per_step=2, samples=2, length=12, every=every, beside=True)
     rng = random.Random(3)
-    for life in range(40):
+    for life in range(40 * every):
         for name in "abc":
             world.join(name)
         world.journal.fuse, world.journal.fuse_after = (rng.randrange(120) if life % 2 else None), bool(life % 4 == 1)
