@@ -238,7 +238,7 @@ class PeersFile:
             self._db.executemany("INSERT OR REPLACE INTO standing VALUES (?, ?)", rows)
             over = int(self._one("SELECT count(*) FROM standing")[0]) - MOST_RECORDS
             if over > 0:
-                order = "json_extract(record, '$.barred_until'), json_extract(record, '$.delivered')"
+                order = "json_extract(record, '$.delivered'), json_extract(record, '$.barred_until')"
                 least = f"SELECT peer FROM standing ORDER BY {order} LIMIT ?"
                 self._db.execute(f"DELETE FROM standing WHERE peer IN ({least})", (over,))
 

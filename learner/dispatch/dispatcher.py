@@ -153,8 +153,7 @@ class Dispatcher:
         quicker = ~table.gives_way
         if not request.attempt and (free & table.tries).any():
             free = free & table.tries
-        # What was taken from one that holds the trainer up waits for a quick one's place: it must not be taken again.
-        elif (free & quicker).any() or (request.attempt and (able & ~avoid & quicker).any()):
+        elif (free & quicker).any():
             free = free & quicker
         if request.avoid:
             free = table.for_another_try(free, request.attempt)

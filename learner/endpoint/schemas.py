@@ -8,9 +8,9 @@ was asked for would be trained on without anybody knowing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import FailFast, Field
 from pydantic_core import from_json
 
 from learner.endpoint.errors import bad_request
@@ -96,11 +96,11 @@ class CompletionBody(RequestFields):
 class ChatBody(RequestFields):
     """Of /v1/chat/completions."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Annotated[list[dict[str, Any]], FailFast()] = Field(min_length=1)
     max_completion_tokens: int = Field(default=0, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=MOST_LOGPROBS)
-    tools: list[dict[str, Any]] = Field(default_factory=list)
+    tools: Annotated[list[dict[str, Any]], FailFast()] = Field(default_factory=list)
     tool_choice: str = "auto"
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     add_generation_prompt: bool = True
@@ -117,7 +117,7 @@ class GenerateParams(SamplingFields):
 class GenerateBody(Section):
     """Of /inference/v1/generate."""
 
-    token_ids: list[int] = Field(min_length=1)
+    token_ids: Annotated[list[int], FailFast()] = Field(min_length=1)
     sampling_params: dict[str, Any] = Field(default_factory=dict)
     model: str = ""
     request_id: str = Field(default="", max_length=256)
@@ -151,6 +151,10 @@ def read_body(kind: type[AnySection], values: Mapping[str, Any], prefix: str = "
                                   code="unsupported_parameter")  # fmt: skip
             continue
         kept[key] = value
+    if len(kept) > MOST_FIELDS:  # to say of each what is wrong with it takes seconds
+        wrong = next(key for key in kept if key not in known)
+        raise bad_request(f"{prefix}{wrong:.80}: unknown parameter, one of more than {MOST_FIELDS}", prefix + wrong[:80],
+                          code="unknown_parameter")  # fmt: skip
     try:
         found = check_section(kind, kept, "", unknown="unknown parameter, and it might change the answer")
     except UsageError as error:
@@ -161,6 +165,9 @@ def read_body(kind: type[AnySection], values: Mapping[str, Any], prefix: str = "
         _check_stops(found, prefix)
     return found
 
+
+MOST_FIELDS = 64
+"""Fields of a request, those aside that are ignored; no kind has so many."""
 
 MOST_SAID = 1000
 """Characters of a refusal that says what is wrong with a request: several fields' worth."""

@@ -51,7 +51,7 @@ class Trust(NodeConduct, PeerConduct):
             door.standing = self.standing
             self.standing.restore(door.books.records())
         self._nodes, self._wall, self._expel = nodes, wall, expel
-        self._made, self._spare_at = MadeOfLate(), 0.0
+        self._made, self._spare_at, self._with_unproven = MadeOfLate(), 0.0, 0
         self.mismatch = MismatchWatch(max_staleness)
         self.take_back: Callable[[str], TakenBack] = lambda peer: TakenBack()
         """makes what a caught node made again, as far as the trainer does not have it; the head sets it"""
@@ -195,9 +195,11 @@ class Trust(NodeConduct, PeerConduct):
             self._apart_until = now + APART_S
         elif not any(map(self.standing.proven, self._nodes)):
             self._apart_until = float("-inf")
-        spare = int(now >= self._spare_at)
-        self._spare_at = now + SPARE_S if spare else self._spare_at
-        return limits(self.standing, held, self._made, spare, self._wall())
+        with_unproven = sum(node.load for node in held if not self.standing.proven(node.peer))
+        if with_unproven > self._with_unproven:  # it is asked oftener than anything is given
+            self._spare_at = now + SPARE_S
+        self._with_unproven = with_unproven
+        return limits(self.standing, held, self._made, int(now >= self._spare_at), now)
 
     def describe(self, peer: str) -> dict[str, Any]:
         """Its part of a node's row: its standing in a word, and what it may hold."""

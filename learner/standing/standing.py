@@ -277,8 +277,9 @@ class Standing:
         return record
 
     def _forget(self) -> None:
-        """Make room: an eighth of all records, those of the least use."""
-        for record in sorted(self._records.values(), key=lambda r: (r.barred_until, r.delivered))[: max(1, MOST_RECORDS // 8)]:
+        """Make room: an eighth of all records, those of the least use. Identities are free, and so is to be expelled: who made
+        something stays before who is barred, however long."""
+        for record in sorted(self._records.values(), key=lambda r: (r.delivered, r.barred_until))[: max(1, MOST_RECORDS // 8)]:
             del self._records[record.peer]
             self._changed.discard(record.peer)
 

@@ -141,3 +141,14 @@ def test_rows_of_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     rows = [db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("nodes", "makers")]
     db.close()
     assert rows[0] <= 100 and rows[1] == 31
+
+
+def test_crowds_that_are_expelled_push_out_nobody_who_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To be expelled is free. Who was barred, even long ago, stayed before a proven node: 10,000 identities undid standing."""
+    monkeypatch.setattr("learner.standing.standing.MOST_RECORDS", 64)
+    standing = Standing()
+    standing.ended("proven", 5_000_000)
+    for i in range(500):
+        standing.expel(f"crowd{i}", "a malformed message", float(i))
+    assert standing.proven("proven") and len(standing) <= 64
+    assert standing.barred_s("crowd499", 500.0) > 0
