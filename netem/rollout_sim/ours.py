@@ -50,7 +50,8 @@ class Shoal(Bounded):
     label: str = "shoal"
     """name in tables"""
     _watched: dict[str, _Watched] = field(default_factory=dict)
-    _ended: dict[str, int] = field(default_factory=dict)
+    _ended: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """engine -> sequences that had ended there, and tokens made, when it was last told of any"""
     _ticks: int = 0
 
     def start(self) -> None:
@@ -103,9 +104,11 @@ class Shoal(Bounded):
         if not self.strategies.give_way or not views:
             return views
         for name, e in self.sim.engines.items():
-            for _ in range(e.ended - self._ended.get(name, 0)):
-                self.giving_way.ended(name, int(e.total))
-            self._ended[name] = e.ended
+            before, total = self._ended.get(name, (0, 0.0))
+            for i in range(ended := e.ended - before):  # one after the other, as a head hears of them
+                self.giving_way.ended(name, int(total + (e.total - total) * (i + 1) / ended))
+            if ended:
+                self._ended[name] = (e.ended, e.total)
             self.giving_way.count(name, len(e.running) + len(e.waiting), int(e.total), self.sim.now)
         room = self.ledger.room(max(self.sim.serves[name] for name in self.sim.engines))
         outstanding = len(self.pending) + sum(n.load for n in views) + self.sim.workload.samples * room
