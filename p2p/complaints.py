@@ -1,4 +1,5 @@
-"""Log lines about what peers do wrong: the first few at once, then a count every so often. One limiter for the whole process.
+"""Log lines about what peers do: the first few at once, then a count every so often. One limiter of warnings, one of the rest,
+for the whole process.
 
 What strangers send must not fill a disk: each line is asked for here before it is written. Must not know what is wrong with a
 peer.
@@ -16,7 +17,7 @@ ones back."""
 
 FIRST_OF_ALL, ALL_PER_S = 256, 4.0
 """The same for all peers together: lines at once, and lines a second. Identities are free. At 700 bytes a line it is at most
-0.24 GB a day."""
+0.24 GB a day, of warnings and of the rest each."""
 
 MAX_PEERS_COUNTED = 4096
 """Peers whose lines are counted; beyond it those are forgotten that came first."""
@@ -69,12 +70,20 @@ class LineLimiter:
         return dropped
 
 
-_limiter = LineLimiter()
+_complaints, _remarks = LineLimiter(), LineLimiter()
 
 
-def complain(log: logging.Logger, peer: str, text: object, level: int = logging.WARNING) -> None:
-    """Write a line about `peer` to `log`, unless there were too many."""
-    dropped = _limiter.ask(peer, time.monotonic())
+def complain(log: logging.Logger, peer: str, text: object) -> None:
+    """Write a warning about `peer` to `log`, unless there were too many."""
+    _write(log, logging.WARNING, _complaints.ask(peer, time.monotonic()), text)
+
+
+def remark(log: logging.Logger, peer: str, text: object) -> None:
+    """Write to `log` that `peer` came, went or changed, unless there were too many. Such lines take none of a warning's."""
+    _write(log, logging.INFO, _remarks.ask(peer, time.monotonic()), text)
+
+
+def _write(log: logging.Logger, level: int, dropped: int | None, text: object) -> None:
     if dropped is None:
         return
     line = str(text)
@@ -84,5 +93,5 @@ def complain(log: logging.Logger, peer: str, text: object, level: int = logging.
 
 def forget() -> None:
     """Begin anew, as a test does."""
-    global _limiter
-    _limiter = LineLimiter()
+    global _complaints, _remarks
+    _complaints, _remarks = LineLimiter(), LineLimiter()

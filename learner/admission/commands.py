@@ -63,12 +63,15 @@ def new_ticket(run_dir: Path, wish: TicketWish) -> dict[str, Any]:
     if head.peer_id != own.head:
         raise UsageError(f"{run_dir}/head.key is another key than that of {TICKET_FILE}: start the learner once more")
     now = time.time()
+    ticket = TicketRow(
+        new_ticket_id(), wish.name, now, expires=int(now + wish.expires_s) if wish.expires_s else 0, uses=wish.uses,
+        rate=wish.rate, allow=tuple(dict.fromkeys(wish.allow)), usd_per_hour=wish.usd_per_hour,
+    )  # fmt: skip
     with _books(run_dir) as books:
-        ticket = TicketRow(
-            new_ticket_id(), wish.name or _free_name(books), now, expires=int(now + wish.expires_s) if wish.expires_s else 0,
-            uses=wish.uses, rate=wish.rate, allow=tuple(dict.fromkeys(wish.allow)), usd_per_hour=wish.usd_per_hour,
-        )  # fmt: skip
-        books.add_ticket(ticket)
+        if wish.name:
+            books.add_ticket(ticket)
+        else:
+            ticket = books.add_numbered(ticket, "ticket-")
     return _row(ticket, 0, now) | {"ticket": ticket_text(head, own.run, own.addresses, ticket)}
 
 
@@ -151,13 +154,6 @@ def _row(ticket: TicketRow, brought: int, now: float) -> dict[str, Any]:
         "uses": ticket.uses or None, "rate": ticket.rate or None, "made": when(ticket.made), "expires": when(ticket.expires),
         "revoked": when(ticket.revoked), "allow": list(ticket.allow), "usd_per_hour": ticket.usd_per_hour,
     }  # fmt: skip
-
-
-def _free_name(books: PeersFile) -> str:
-    taken, number = {ticket.name for ticket in books.tickets()}, 1
-    while f"ticket-{number}" in taken:
-        number += 1
-    return f"ticket-{number}"
 
 
 def _own_ticket(run_dir: Path) -> Ticket:

@@ -7,6 +7,7 @@ links, signatures or nodes' work.
 from __future__ import annotations
 
 import logging
+import math
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +29,9 @@ to come again."""
 SEEN_S = 60.0
 """Seconds from one time that a peer's coming back is written down to the next."""
 
+STILL_HERE_S = 3600.0
+"""Seconds from one time that it is written down who is still here to the next: a run goes on for weeks."""
+
 
 class HeadDoor(Doorkeeper):
     """`books` may be changed by commands at any time; `standing` knows who was expelled."""
@@ -35,6 +39,8 @@ class HeadDoor(Doorkeeper):
     def __init__(self, books: PeersFile, standing: Standing | None = None) -> None:
         self.books, self.standing = books, standing
         self._changes: BookChanges | None = None
+        self._renewed = -math.inf
+        """when it was last written down who is here"""
 
     def knows(self, peer: str, now: float) -> bool:
         """Whether it came by a ticket that was not revoked. Refusal when it was banned, or is expelled."""
@@ -46,7 +52,7 @@ class HeadDoor(Doorkeeper):
             if found is None or ticket is None or ticket.revoked:
                 return False
             if now - found.last_seen > SEEN_S:
-                self.books.seen(peer, now)
+                self.books.seen([peer], now)
             return True
 
     def admit(self, peer: str, ticket: Ticket, now: float, *, visit: bool = False) -> None:
@@ -68,8 +74,12 @@ class HeadDoor(Doorkeeper):
 
     def unwelcome(self, peers: Collection[str], now: float) -> Mapping[str, str]:
         """Those who were banned, whose ticket was revoked, or whom the books have forgotten, since the books changed."""
+        self.books.here = peers
         try:
             self._hear_forgiven()
+            if now - self._renewed > STILL_HERE_S:
+                self._renewed = now
+                self.books.seen(peers, now)
             changes = self.books.changes
             if changes == self._changes:
                 return {}

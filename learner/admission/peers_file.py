@@ -11,7 +11,8 @@ import sqlite3
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ WAIT_S = 2.0
 
 MOST_IDENTITIES = 100_000
 """Identities that are kept: 20 MB. Beyond, those are forgotten first that were not seen for longest and came by a ticket without
-a number of uses; who comes back shows its ticket again."""
+a number of uses, none of those that are linked now; who comes back shows its ticket again."""
 
 FORGET_EVERY = 1000
 """New identities from one look for too many of them to the next: the look counts them all."""
@@ -73,6 +74,8 @@ class PeersFile:
         self._db = db
         self._own = 0
         self._came = 0
+        self.here: Collection[str] = ()
+        """the peers that are linked now, which are never forgotten"""
 
     @classmethod
     def open(cls, path: Path, *, wait_s: float = WAIT_S) -> PeersFile:
@@ -115,12 +118,24 @@ class PeersFile:
         """UsageError when a ticket of that name is there that was not revoked."""
         with self._changing():
             try:
-                self._db.execute("INSERT INTO tickets VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (
-                    ticket.id, ticket.name, ticket.made, ticket.expires, ticket.uses, ticket.rate, " ".join(ticket.allow),
-                    ticket.usd_per_hour, ticket.revoked,
-                ))  # fmt: skip
+                self._add(ticket)
             except sqlite3.IntegrityError:
                 raise UsageError(f"a ticket named {ticket.name!r} is there already: choose another name, or revoke it") from None
+
+    def add_numbered(self, ticket: TicketRow, prefix: str) -> TicketRow:
+        """The ticket with a name of its own: `prefix` and the first number from 1 on that no ticket has."""
+        with self._changing():  # commands that run at once take different numbers
+            taken = {row[0] for row in self._db.execute("SELECT name FROM tickets")}
+            number = next(number for number in count(1) if f"{prefix}{number}" not in taken)
+            ticket = replace(ticket, name=f"{prefix}{number}")
+            self._add(ticket)
+        return ticket
+
+    def _add(self, ticket: TicketRow) -> None:
+        self._db.execute("INSERT INTO tickets VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (
+            ticket.id, ticket.name, ticket.made, ticket.expires, ticket.uses, ticket.rate, " ".join(ticket.allow),
+            ticket.usd_per_hour, ticket.revoked,
+        ))  # fmt: skip
 
     def ticket(self, id: str) -> TicketRow | None:
         """The ticket of that id."""
@@ -176,15 +191,17 @@ class PeersFile:
         )
         self._came += 1
         if self._came % FORGET_EVERY == 0:
-            self._forget()
+            self._forget(now)
 
-    def seen(self, peer: str, now: float) -> None:
-        """`peer` came back."""
-        self._db.execute("UPDATE identities SET last_seen = ? WHERE peer = ?", (now, peer))
+    def seen(self, peers: Iterable[str], now: float) -> None:
+        """They came back, or are still here."""
+        with self._transaction():
+            self._db.executemany("UPDATE identities SET last_seen = ? WHERE peer = ?", [(now, peer) for peer in peers])
 
-    def _forget(self) -> None:
+    def _forget(self, now: float) -> None:
         over = int(self._one("SELECT count(*) FROM identities")[0]) - MOST_IDENTITIES
         if over > 0:
+            self.seen(self.here, now)
             self._db.execute(
                 "DELETE FROM identities WHERE peer IN (SELECT peer FROM identities JOIN tickets ON ticket = id WHERE uses = 0 "
                 "ORDER BY last_seen LIMIT ?)", (over,),

@@ -1,6 +1,7 @@
 """What the run costs: each node's time by its state, and the bytes sent to it. Pure: told what happened, and when.
 
-Each node has an account, by name, so one that leaves and returns goes on with its own. Time is charged up to each event at the
+Each node has an account, by name, so one that leaves and returns goes on with its own; of some ten thousand that are gone those
+that came first are folded into one sum. Time is charged up to each event at the
 price that applied until then. An event with an earlier time changes what applies from now on, and charges nothing twice.
 What the learner itself costs is an account like any other. Must not know why a node is active.
 """
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+
+from p2p.forgetting import MOST_NODES, forget_oldest
 
 GB = 1e9
 """Bytes of a GB, as egress is priced."""
@@ -68,6 +71,8 @@ class Bill:
     _accounts: dict[str, _Account] = field(default_factory=dict, init=False, repr=False)
     _now: float = field(default=-math.inf, init=False, repr=False)
     """the latest time that it was told"""
+    _gone_usd: float = field(default=0.0, init=False, repr=False)
+    """$ of nodes that are forgotten"""
     _billed: float = field(default=0.0, init=False, repr=False)
     """$ that are in the bills of steps"""
 
@@ -112,6 +117,10 @@ class Bill:
         account.state, account.counter = "", 0.0
         if account.held_back and not account.usd:
             del self._accounts[peer]
+        if len(self._accounts) > MOST_NODES:
+            known = dict(self._accounts)
+            gone = forget_oldest(self._accounts, stays=lambda node: known[node].state)
+            self._gone_usd += math.fsum(known[node].usd for node in gone)
 
     def egress(self, peer: str, sent: float) -> None:
         """So many more bytes were sent to a node, or by the learner. Those of one that named its price count while it works."""
@@ -137,7 +146,7 @@ class Bill:
     def spent(self, now: float | None = None) -> float:
         """US dollars so far."""
         self._until(now)
-        return math.fsum(account.usd for account in self._accounts.values())
+        return self._gone_usd + math.fsum(account.usd for account in self._accounts.values())
 
     def usd(self, peer: str, now: float) -> float:
         """What one node has cost so far."""
@@ -149,7 +158,7 @@ class Bill:
         return account.usd
 
     def rows(self, now: float | None = None) -> list[NodeBill]:
-        """Every node's account, by name."""
+        """Every node's account, by name, but for those that are forgotten."""
         self._until(now)
         accounts = sorted(self._accounts.items())
         return [NodeBill(peer, a.active_s, a.usd) for peer, a in accounts]

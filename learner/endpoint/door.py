@@ -63,6 +63,9 @@ class EndpointDoor:
 
     # --- `Door` ------------------------------------------------------------------------------------------------------
 
+    def knows(self, head: RequestHead) -> bool:
+        return hmac.compare_digest(self._shown_key(head), self._key)
+
     async def refuse(self, head: RequestHead, reply: Responder) -> bool:
         """By host, key, route and method."""
         error = self._refusal(head)
@@ -102,7 +105,7 @@ class EndpointDoor:
             )
         if head.path in OPEN_PATHS:
             return None if head.method == "GET" else _not_allowed("GET")
-        if not hmac.compare_digest(self._shown_key(head), self._key):
+        if not self.knows(head):
             return ApiError(
                 401, "no such key: send the one of endpoint.key in the run directory as Authorization: Bearer KEY",
                 code="invalid_api_key",

@@ -77,6 +77,9 @@ class Responder(Protocol):
 class Door(Protocol):
     """The program behind the server."""
 
+    def knows(self, head: RequestHead) -> bool:
+        """Whether the request comes from who has a key, and not from a stranger."""
+
     async def refuse(self, head: RequestHead, reply: Responder) -> bool:
         """Whether the request is refused by its head alone; then it was answered, and its body is never read."""
 
@@ -117,6 +120,8 @@ class HttpServer:
     def __init__(self, door: Door, limits: ServerLimits) -> None:
         self.tally = ServerTally()
         self._door, self._limits = door, limits
+        self._strangers: dict[trio.SocketStream, trio.CancelScope] = {}
+        """connections on which nobody has asked yet whom the door knows, the oldest first"""
 
     async def run(self, host: str, port: int, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; `task_status` is told the port. UsageError when it cannot listen there."""
@@ -132,16 +137,30 @@ class HttpServer:
             task_status.started(bound)
 
     async def _serve(self, stream: trio.SocketStream) -> None:
-        """One connection. Nothing that happens on it ends the others."""
+        """One connection. Nothing that happens on it ends the others, but that a new one takes the place of the oldest of
+        strangers where all places are taken: who says nothing must not keep out who has a key."""
+        full = self.tally.connections >= self._limits.connections
+        if full and self._strangers:
+            self._strangers.pop(next(iter(self._strangers))).cancel()
+            full = False
         self.tally.connections += 1
         try:
             _ask_the_quiet(stream)
-            await _Connection(stream, self._door, self._limits, self.tally).run()
+            connection = _Connection(stream, self._door, self._limits, self.tally)
+            with trio.CancelScope() as scope:
+                if self.tally.connections > 2 * self._limits.connections:
+                    return
+                if full:
+                    await connection.turn_away()
+                    return
+                self._strangers[stream] = scope
+                await connection.run(known=lambda: self._strangers.pop(stream, None))
         except (ClientGone, trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             pass
         except Exception:
             log.exception("a connection of the endpoint failed")
         finally:
+            self._strangers.pop(stream, None)
             self.tally.connections -= 1
             with trio.CancelScope(shield=True):  # a close is one system call
                 await trio.aclose_forcefully(stream)
@@ -162,11 +181,12 @@ class _Connection:
         self._early = bytearray()
         """what the client sent while we answered"""
 
-    async def run(self) -> None:
-        """Until the client leaves or breaks the rules."""
-        if self._tally.connections > self._limits.connections:
-            await self._fault(503, "so many connections are open already that one more is not taken: come later")
-            return
+    async def turn_away(self) -> None:
+        """Say that there are too many."""
+        await self._fault(503, "so many connections are open already that one more is not taken: come later")
+
+    async def run(self, known: Callable[[], object]) -> None:
+        """Until the client leaves or breaks the rules. `known` is called when the door knows who asks."""
         while True:
             try:
                 with trio.fail_after(self._limits.receive_s):
@@ -175,6 +195,8 @@ class _Connection:
                         return
                     head = _head(request)
                     reply = _Responder(self._h11, self._stream, self._limits.send_s, is_head=head.method == "HEAD")
+                    if self._door.knows(head):
+                        known()
                     body = None if await self._door.refuse(head, reply) else await self._body(request)
             except trio.TooSlowError:
                 if self._h11.our_state is h11.SEND_RESPONSE:

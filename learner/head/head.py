@@ -31,7 +31,7 @@ from learner.head.evaluating import HeadEvaluations
 from learner.head.freed_memory import give_back_now_and_then
 from learner.head.latest import MAX_GONE, MAX_REPORTS, MAX_ROWS, KeptTally, Latest
 from learner.head.local_engine import LocalEngine
-from learner.head.node_state import NodeState, back_off
+from learner.head.node_state import NodeState
 from learner.head.pool_keeper import PoolKeeper
 from learner.head.provider import Provider
 from learner.head.sample_file import SampleFile
@@ -45,7 +45,7 @@ from learner.requests.swarm_requests import SwarmRequests
 from learner.rollouts.controller import Rollouts
 from learner.rollouts.taking_back import take_back
 from p2p.channel.port import Network
-from p2p.complaints import MAX_LINE, complain
+from p2p.complaints import MAX_LINE, complain, remark
 from p2p.errors import Refusal
 from p2p.identity import Identity
 from p2p.membership.links import MAX_REASON, Link
@@ -118,7 +118,7 @@ class Head(SwarmOwner):
         self._faulted = trio.Event()
         self.rollouts = open_rollouts(self)
         self.trust.take_back = partial(take_back, self.rollouts)
-        self.rollouts.rescue.took_from = partial(back_off, self.nodes)
+        self.rollouts.rescue.took_from = self.trust.back_offs.more
         self.requests = self.rollouts.beside = SwarmRequests(
             config.requests, self.rollouts.collector.vocab_size, epoch=self.epoch, send=self.send, nodes=self._request_views,
             training_wants=lambda: not self.rollouts.held_back, report=self.report,
@@ -244,7 +244,7 @@ class Head(SwarmOwner):
                 self.rollouts.on_node_lost(link.peer)
         catalog = self.publisher.catalog()
         oldest = min((e.version for e in catalog.entries if e.kind != "descriptor"), default=None) if catalog else None
-        self.nodes[link.peer] = NodeState(link, self.now(), oldest, heard=self.now())
+        self.nodes[link.peer] = NodeState(link, self.now(), oldest, heard=self.now(), back_off=self.trust.back_offs.of(link.peer))
         self.gone.pop(link.peer, None)
         if not self._is_local(link.peer):
             self.keeper.joined(link.peer, link.name)
@@ -252,7 +252,7 @@ class Head(SwarmOwner):
             self.journal.record_node(link.peer, link.name)
         if self.audits is not None:
             self.audits.joined()
-        log.info("node %s (%s) joined", link.name, link.peer)
+        remark(log, link.peer, f"node {link.name} ({link.peer}) joined")
 
     async def on_down(self, link: Link, reason: str) -> None:
         """A node's link is closed: what the node held goes to others, and its row stays on the status page as gone."""
@@ -265,7 +265,7 @@ class Head(SwarmOwner):
         with self._keeping_books():
             self.journal.record_node(link.peer, link.name, node.tokens, node.bytes_from_peers + node.bytes_from_head)
             moved = self.rollouts.on_node_lost(link.peer)
-        log.info("node %s (%s) is gone: %s; %d sequences go elsewhere", link.name, link.peer, reason, moved)
+        remark(log, link.peer, f"node {link.name} ({link.peer}) is gone: {reason}; {moved} sequences go elsewhere")
 
     def _wake(self) -> None:
         self._moved.set()
@@ -307,7 +307,7 @@ class Head(SwarmOwner):
                 self._on_installed(node, message)
             case Rejected():
                 if message.cause not in (PAST, UPDATING, DRAINING, RESTING) or not self.trust.credible(link.peer):
-                    node.back_off(self.now())
+                    node.back_off.more(self.now())
                 node.draining = node.draining or message.cause == DRAINING
                 self.rollouts.on_rejected(link.peer, message)
             case Terms() if self._is_local(link.peer):

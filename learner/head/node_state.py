@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from learner.dispatch.dispatcher import NodeView
 from learner.rollouts.beside import NOTHING, Footprint
+from p2p.forgetting import forget_oldest
 from p2p.membership.peering import Link
 from p2p.protocol.generation import NodeStatus
 from p2p.protocol.versions import Installed
@@ -33,6 +34,9 @@ DELIVERED = 1.5
 MAX_BYTES = 1 << 53
 """What a node's own counters of bytes are believed up to: sums of them must fit wherever they are kept."""
 
+MOST_BACK_OFFS = 4096
+"""Nodes, most of them gone, whose back-off is kept: who comes again soon goes on with its own."""
+
 NO_VERSION = Version(0, 0)
 """what a node that has installed nothing reports"""
 
@@ -42,6 +46,41 @@ class Speed(NamedTuple):
 
     running: int
     tokens_per_s: float
+
+
+@dataclass(slots=True)
+class BackOff:
+    """How long a node gets no new work, since it gave work back or sat on it. Times in seconds of the head's clock."""
+
+    until: float = 0.0
+    lasted_s: float = 0.0
+
+    def more(self, now: float, least_s: float = 0.0) -> None:
+        """It gave work back, or sat on it; it gets none for `least_s` seconds at the least."""
+        if now >= self.until:
+            self.lasted_s = min(max(2 * self.lasted_s, BACKOFF_S[0]), BACKOFF_S[1])
+            self.until = now + self.lasted_s
+        self.until = max(self.until, now + least_s)
+
+
+class BackOffs:
+    """Those of all nodes. They outlive links: else who comes anew each second never waits."""
+
+    def __init__(self, live: Container[str]) -> None:
+        self._live = live
+        self._of: dict[str, BackOff] = {}
+
+    def of(self, peer: str) -> BackOff:
+        """A node's own, which it keeps."""
+        found = self._of.pop(peer, None) or BackOff()
+        self._of[peer] = found  # as the last one
+        forget_oldest(self._of, MOST_BACK_OFFS, self._live.__contains__)
+        return found
+
+    def more(self, peer: str, now: float, least_s: float) -> None:
+        """Work was taken from a node by force: it gets no more for a while, for `least_s` seconds at the least."""
+        if peer in self._live:
+            self.of(peer).more(now, least_s)
 
 
 @dataclass
@@ -85,9 +124,7 @@ class NodeState:
     """why it takes no work for now, as it says; "" while it does"""
     limits: str = ""
     """what its owner allows it, as it says"""
-    not_before: float = 0.0
-    """no new work before this time"""
-    backoff_s: float = 0.0
+    back_off: BackOff = field(default_factory=BackOff)
 
     _arrived: deque[tuple[float, int]] = field(default_factory=deque, init=False, repr=False)
     """(time, tokens accepted until then) at each status of the last DELIVERY_S"""
@@ -117,7 +154,7 @@ class NodeState:
     def on_tokens(self, accepted: int) -> None:
         self.tokens += accepted
         if accepted:
-            self.backoff_s = 0.0
+            self.back_off.lasted_s = 0.0
 
     def believed(self, message: NodeStatus, load: int) -> Speed | None:
         """Its speed as far as its status is borne out by what we hold of it: `load` requests, and the tokens that arrived.
@@ -127,13 +164,6 @@ class NodeState:
         if now - began < DELIVERY_S[0] or not least <= message.running <= load:
             return None
         return Speed(message.running, min(message.tokens_per_s, DELIVERED * (after - before) / (now - began)))
-
-    def back_off(self, now: float, least_s: float = 0.0) -> None:
-        """It gave work back, or sat on it."""
-        if now >= self.not_before:
-            self.backoff_s = min(max(2 * self.backoff_s, BACKOFF_S[0]), BACKOFF_S[1])
-            self.not_before = now + self.backoff_s
-        self.not_before = max(self.not_before, now + least_s)
 
     def serves(self, epoch: int, now: float) -> bool:
         """Whether it generates for this epoch, if it is asked to."""
@@ -149,7 +179,7 @@ class NodeState:
     ) -> NodeView:
         """For the dispatcher; `load` requests are with this node, `beside` is what those take that are not training's, `limit` is
         what it may hold, `credible` whether its word counts, and `delivers` as in the view."""
-        live = self._able(epoch, now) and now >= self.not_before
+        live = self._able(epoch, now) and now >= self.back_off.until
         return NodeView(
             self.link.peer, self.version, min(load, self.capacity), max(0, load - self.capacity), self.capacity,
             tokens_per_s=self.tokens_per_s, live=live, draining=self.draining or self.updating or not active or bool(self.rests),
@@ -168,9 +198,3 @@ class NodeState:
             "pid": self.pid, "rss_bytes": self.rss_bytes, "draining": self.draining,
             "updating": self.updating, "rests": self.rests, "limits": self.limits, "kv_tokens": self.kv_tokens,
         }  # fmt: skip
-
-
-def back_off(nodes: Mapping[str, NodeState], peer: str, now: float, least_s: float) -> None:
-    """Work was taken from a node by force: it gets no more for a while, for `least_s` seconds at the least."""
-    if peer in nodes:
-        nodes[peer].back_off(now, least_s)

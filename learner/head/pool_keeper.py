@@ -19,6 +19,7 @@ from learner.economy.pool import Pool
 from learner.economy.priced_nodes import Seen
 from learner.head.node_state import NodeState
 from learner.rollouts.controller import Rollouts
+from p2p.complaints import remark
 from p2p.errors import UsageError
 from p2p.files import write_whole
 from p2p.protocol.generation import Interrupt
@@ -103,7 +104,7 @@ class PoolKeeper:
         self.pool.generation_s = rollouts.durations.generation_s
         orders = self.pool.tick(now, seen, held_back=priced and rollouts.held_back)
         for peer, order in orders:
-            log.info("node %s is %s: %s", self._nodes[peer].link.name, order.state, order.why)
+            remark(log, peer, f"node {self._nodes[peer].link.name} is {order.state}: {order.why}")
             self._send(peer, order)
             if order.state != "active" and (held := rollouts.working(peer)):
                 self._send(peer, Interrupt(tuple(held)))

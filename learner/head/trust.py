@@ -14,13 +14,14 @@ from dataclasses import replace
 from typing import Any
 
 from learner.admission.head_door import HeadDoor
-from learner.head.node_state import NodeState
+from learner.head.node_state import BackOffs, NodeState
 from learner.rollouts.taking_back import TakenBack
 from learner.standing.mismatch import MismatchWatch
 from learner.standing.port import NodeConduct
 from learner.standing.shares import MadeOfLate, NodeHolding, limits
 from learner.standing.standing import Standing, StandingRules
 from learner.trajectory import Group, Maker
+from p2p.complaints import complain
 from p2p.forgetting import forget_oldest, renewed
 from p2p.membership.conduct import PeerConduct
 
@@ -51,6 +52,7 @@ class Trust(NodeConduct, PeerConduct):
             door.standing = self.standing
             self.standing.restore(door.books.records())
         self._nodes, self._wall, self._expel = nodes, wall, expel
+        self.back_offs = BackOffs(nodes)
         self._made, self._spare_at, self._with_unproven = MadeOfLate(), 0.0, 0
         self.mismatch = MismatchWatch(max_staleness)
         self.take_back: Callable[[str], TakenBack] = lambda peer: TakenBack()
@@ -152,7 +154,7 @@ class Trust(NodeConduct, PeerConduct):
     def _follow(self, peer: str, expelled: bool) -> None:
         if expelled and not self.standing.trusts(peer):
             why = self.standing.why(peer)
-            log.warning("node %s is expelled: %.500s", peer, why)
+            complain(log, peer, f"node {peer} is expelled: {why:.500}")
             self._expel(peer, why)
 
     # ---- what follows

@@ -31,6 +31,7 @@ from learner.journal.schema import prepare
 from learner.trajectory import Group, pack_groups, unpack_groups
 from p2p.errors import UsageError
 from p2p.files import make_private, take_lock
+from p2p.forgetting import forget_oldest
 from p2p.version import Version
 
 SURPLUS = "surplus"
@@ -227,7 +228,7 @@ class Journal:
         with self._transaction():
             new = list(dict.fromkeys(p.node for p in batch if p.node and p.node not in self._makers))
             self._db.executemany("INSERT INTO makers (peer) VALUES (?) ON CONFLICT DO NOTHING", [(node,) for node in new])
-            makers = dict(self._db.execute("SELECT peer, maker FROM makers")) if new else self._makers
+            makers = self._makers | self._numbers_of(new) if new else self._makers
             rows = (
                 (
                     p.group_id, p.member, p.start, p.version.epoch if p.version else None, p.version.step if p.version else None,
@@ -240,6 +241,11 @@ class Journal:
             except sqlite3.IntegrityError as error:
                 raise ValueError(f"tokens refused: {error}") from error
         self._makers = makers
+        forget_oldest(self._makers)
+
+    def _numbers_of(self, makers: Sequence[str]) -> dict[str, int]:
+        query = "SELECT maker FROM makers WHERE peer = ?"
+        return {peer: self._db.execute(query, (peer,)).fetchone()[0] for peer in makers}
 
     def cut_tokens(self, ends: Iterable[tuple[int, int, int]]) -> None:
         """Forget the pieces of (group id, member) from a position on: what a crash took the weights of, or a life of an episode

@@ -220,9 +220,11 @@ class RequestBook:
             self._fail(sequence, ShoalError(f"nodes do not take the request: {reason!r:.300}"))
 
     def node_lost(self, node: str) -> int:
-        """The node is gone: what it held waits again, with all its tokens. How many."""
+        """The node is gone: what it held waits again, with all its tokens, and others are asked first should it come back. How
+        many."""
         lost = list(self._held.get(node, {}).values())
         for sequence in lost:
+            sequence.failed_on.add(node)
             self._release(sequence)
         self._held.pop(node, None)
         return len(lost)

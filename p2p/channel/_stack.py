@@ -198,6 +198,14 @@ class _Swarm(Swarm):
     """Remote ends from which a peer was to be met by a simultaneous open in which we speak first: its packet may find our
     listening socket before ours finds it, and that changes nothing about who speaks first."""
     visits: Visits
+    strangers: dict[Any, str]
+    """Connections that others made, of which none was admitted yet -> where each is from."""
+
+    def admitted(self, muxed: Any) -> None:
+        """Whoever is at the other end of this connection is a peer of ours."""
+        host = self.strangers.pop(muxed, None)
+        if host is not None:
+            self.visits.admitted(host, trio.current_time())
 
     async def _handle_inbound_connection(self, read_write_closer: Any, maddr: Any) -> None:
         remote, came = _remote_of(read_write_closer), trio.current_time()
@@ -212,9 +220,8 @@ class _Swarm(Swarm):
             complain(logging.getLogger("shoal.channel"), host, f"a connection from {host} is closed at once: {why}")
             await raw.close()
             return
-        shaken = False
+        muxed: Any = None
         try:
-            muxed: Any
             if peer is not None:
                 muxed = (await self.upgrade_outbound_raw_conn(raw, peer)).muxed_conn  # type: ignore[attr-defined]
             else:
@@ -223,11 +230,11 @@ class _Swarm(Swarm):
             logging.getLogger("shoal.channel").debug("inbound connection refused: %s", error)
             await raw.close()
         else:
-            if shaken := peer is None:
-                self.visits.shaken(host, trio.current_time())
+            if peer is None:
+                self.strangers[muxed] = host
             await muxed.event_closed.wait()
         finally:
-            if shaken:
+            if peer is None and muxed is not None and self.strangers.pop(muxed, None) is None:
                 self.visits.left(host, came, trio.current_time())
 
 
@@ -254,7 +261,7 @@ def make_swarm(seed: bytes, congestion: str = "", meter: HostMeter | None = None
         retry_config=RetryConfig(max_retries=0),
         connection_config=config,
     )
-    swarm.expected, swarm.visits = {}, Visits()
+    swarm.expected, swarm.visits, swarm.strangers = {}, Visits(), {}
     return swarm
 
 

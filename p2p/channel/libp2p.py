@@ -109,7 +109,7 @@ class Libp2pNetwork(Network):
         self.table = ChannelTable()
         self._swarm, self._nursery, self._announce = swarm, nursery, announce
         self._dialling: dict[str, trio.Lock] = {}
-        self._carriers: dict[StreamChannel, Any] = {}
+        self._carriers: dict[Channel, Any] = {}
         """channel -> the connection that carries it"""
         self._worked: dict[str, str] = {}
         """peer -> the address that worked last"""
@@ -198,6 +198,11 @@ class Libp2pNetwork(Network):
                 self._swarm.expected.pop(end, None)
         shown = ", ".join(short_address(address) for address in addresses)
         raise Unreachable(peer, f"{shown}: not met in {seconds:.0f} s ({why})")
+
+    def admitted(self, channel: Channel) -> None:
+        carrier = self._carriers.get(channel)
+        if carrier is not None:
+            self._swarm.admitted(carrier.muxed_conn)
 
     async def drop(self, peer: str, reason: str) -> None:
         await self.table.close_all(reason, peer)

@@ -134,5 +134,8 @@ class Network(Protocol):
     def incoming(self) -> trio.MemoryReceiveChannel[Channel]:
         """Channels that others opened to this peer."""
 
+    def admitted(self, channel: Channel) -> None:
+        """Whoever opened this channel is a peer of ours: its connection counts no more among those of strangers."""
+
     async def drop(self, peer: str, reason: str) -> None:
         """Close every channel and the connection to `peer`."""

@@ -67,9 +67,9 @@ class ShortVisits:
 
 
 class Visits:
-    """Of connections: `may_come` is asked before each handshake, `shaken` told when it succeeded, `left` when such a one is
-    over. One that comes to no handshake counts as a short visit however long it stays, so that no place can have many of
-    those at once, nor take all that may come in a second."""
+    """Of connections: `may_come` is asked before each handshake, `admitted` told when whoever came was taken in as a peer, and
+    `left` when such a one is over. One that comes to no admission counts as a short visit however long it stays, so that no
+    place can have many of those at once, nor take all that may come in a second."""
 
     def __init__(self) -> None:
         self._short = ShortVisits(SHORT_VISITS, EACH_S)
@@ -88,12 +88,12 @@ class Visits:
         self._short.change(place_of(host), -1, now)
         return True
 
-    def shaken(self, host: str, now: float) -> None:
-        """Whoever came from this address did what a peer does."""
+    def admitted(self, host: str, now: float) -> None:
+        """Whoever came from this address is a peer of ours."""
         self._short.change(place_of(host), 1, now)
 
     def left(self, host: str, came: float, now: float) -> None:
-        """A connection from this address that was taken in at `came`, and was shaken, is over."""
+        """A connection from this address that was taken in at `came`, and was admitted, is over."""
         self._short.left(place_of(host), came, now)
 
 

@@ -49,6 +49,9 @@ SHORT = 2 * KIB
 
 _CHUNK, _SHORT = prefix_of(Chunk), (prefix_of(Have), prefix_of(Parts))
 
+REPLACED = "replaced by a newer link"
+"""Why a link is closed when its peer has made another one."""
+
 LOOK_S = 0.1
 """Seconds between two looks for such a peer: rosters for thousands, all at once, must not look at thousands for each."""
 
@@ -97,6 +100,8 @@ class Link:
     """what waits for all links together, from when this one is started"""
     moved_at: float = inf
     """when something last left its outbox (seconds of trio's clock), or the link was started"""
+    came: float = -inf
+    """when it was started (seconds of trio's clock)"""
     flowing: bool = False
     """its writer runs: what is posted while nothing waits goes straight to the channel"""
     doomed: trio.Event = field(default_factory=trio.Event, repr=False)
@@ -207,18 +212,20 @@ class LinkTasks:
         closed."""
         # In place before the old one is closed, which takes a while: a third link must see this one.
         old, self.links[link.peer] = self.links.get(link.peer), link
-        link.unread, link.moved_at = self._unread, trio.current_time()
+        link.unread, link.came = self._unread, trio.current_time()
+        link.moved_at = link.came
         if old is not None:
-            await self._close_link(old, "replaced by a newer link")
+            self._left(old.peer, old.came, trio.current_time())  # else one peer had a new link as often as it liked
+            await self._close_link(old, REPLACED)
         up = trio.Event()
         nursery.start_soon(self._serve, link, up)
         await up.wait()
 
     async def _serve(self, link: Link, up: trio.Event) -> None:
-        reason, came = "closed", trio.current_time()
+        reason = "closed"
         try:
             if self.links.get(link.peer) is not link:
-                raise ChannelClosed(link.closing or "replaced by a newer link")
+                raise ChannelClosed(link.closing or REPLACED)
             await self._guarded(link, "its arrival", self._owner.on_up(link))
             up.set()
             async with trio.open_nursery() as nursery:
@@ -236,7 +243,7 @@ class LinkTasks:
                 del self.links[link.peer]
             link.over.set()
             if not link.closing:  # whatever we close it for is no habit of the peer's
-                self._left(link.peer, came, trio.current_time())
+                self._left(link.peer, link.came, trio.current_time())
             link.outbox.close()
             link.count(-link.queued)
             with trio.CancelScope(shield=True):

@@ -237,6 +237,7 @@ class Peering:
             proof = self.gate.admit(peer, hello, trio.current_time())
             hello = clean_hello(hello)
             channel.restrict()
+            self._network.admitted(channel)
             await channel.send(encode(Welcome(PROTOCOL_VERSION, proof, self._settings.name, channel.remote())))
         except Refusal as refusal:
             await self._turn_away(channel, refusal)
@@ -316,7 +317,7 @@ class Peering:
         while True:
             await trio.sleep(DOOR_S)
             for peer, reason in self.gate.doorkeeper.unwelcome(list(self.links), self._wall()).items():
-                log.warning("%s has to go: %s", peer, reason)
+                complain(log, peer, f"{peer} has to go: {reason}")
                 await self.close(peer, reason)
                 await self._network.drop(peer, reason)
 

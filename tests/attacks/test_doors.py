@@ -22,6 +22,7 @@ from p2p.membership.matchmaking import MAX_PAIRS
 from p2p.membership.pairs import LinkBook
 from p2p.membership.texts import MAX_WHY
 from p2p.protocol.generation import NodeStatus, Tokens
+from p2p.protocol.join import Welcome
 from p2p.protocol.reach import Linked, LinkKinds, Whereabouts
 from p2p.protocol.rollout import TokenEvent
 from p2p.protocol.versions import GetCatalog, GetParts, Have, Report, Subscribe, Want
@@ -218,6 +219,25 @@ async def test_who_comes_back_and_back_draws_a_few_states(tmp_path, autojump_clo
         assert all(s.heard_bytes >= size for s in there), "a state that is asked for comes"
         allowed = 3.2 * size + (64 << 10) * max(s.admitted for s in there)
         assert all(s.heard_bytes <= allowed for s in there)
+        await steps_made(bench, 3)
+
+
+async def test_a_link_that_takes_the_place_of_an_older_one_counts(tmp_path, autojump_clock) -> None:
+    """One identity had 1,034 links a minute, each of which tells all others of it."""
+    async with open_head(tmp_path / "run", standing={}, wall=wall) as bench:
+        who, links = Stranger(bench, 1).who, 0
+        proof = sign_membership(HEAD, Membership(RUN, bench.head.epoch, who.peer_id, int(WALL + 1e6)))
+        async with bench.switch.network(who.peer_id) as network:
+            with trio.move_on_after(60):
+                while True:
+                    try:
+                        for kind in (CONTROL, BULK):
+                            _, answer = await greet(network, HEAD.peer_id, hello(proof), kind)
+                            links += kind == BULK and isinstance(answer, Welcome)
+                    except (ChannelClosed, Unreachable):
+                        pass
+                    await trio.sleep(0.05)
+        assert SHORT_LINKS <= links <= SHORT_LINKS + 60 / LINK_EACH_S + 1, links
         await steps_made(bench, 3)
 
 

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from contextlib import asynccontextmanager
+from math import inf
 from pathlib import Path
 
 import psutil
@@ -20,6 +21,7 @@ from p2p.channel.libp2p import Libp2pNetwork, open_libp2p_network
 from p2p.channel.listening import MAX_FILES
 from p2p.channel.port import BULK, CONTROL
 from p2p.channel.stream import PIECE
+from p2p.channel.visits import ShortVisits
 from p2p.channel.yamux import YamuxTransport, load_stack
 from p2p.errors import ChannelClosed, UsageError
 from p2p.identity import Identity
@@ -330,3 +332,24 @@ async def test_a_killed_process_is_noticed_at_once() -> None:
         finally:
             child.kill()
             child.wait()
+
+
+@pytest.mark.parametrize("admitted", [True, False])
+async def test_a_place_whose_connections_come_to_no_admission_has_few(admitted: bool) -> None:
+    """One address that stayed 5.1 s and said nothing took all handshakes that are done in a second."""
+    async with two_hosts() as (a, b):
+        a._swarm.visits._short = ShortVisits(3, each_s=inf, short_s=0.0)  # else it takes a hundred handshakes to see
+        came = 0
+        with patience():
+            for _ in range(6):
+                try:
+                    _, theirs = await connect(b, a)
+                except ChannelClosed:
+                    continue
+                came += 1
+                if admitted:
+                    a.admitted(theirs)
+                await b.drop(a.peer_id, "as a test wants")
+                await theirs.aclose()
+                await until_settled(lambda: not connections(a))
+        assert came == (6 if admitted else 3) and a.turned_away == 6 - came

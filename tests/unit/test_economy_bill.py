@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from learner.economy.allocation import more_nodes
 from learner.economy.bill import Bill, NodeBill
 from learner.economy.local_rollout import LocalRollout
+from p2p.forgetting import MOST_NODES
 
 PRICES = {"a": (3.6, 0.36, 0.1), "b": (7.2, 0.0, 0.0), "c": (0.0, 1.8, 2.0)}
 
@@ -54,6 +55,17 @@ def test_it_adds_up_in_any_order(history: list) -> None:
     assert all(usd >= 0 for usd in steps)
     before = bill.spent()
     assert bill.spent(end) == before == bill.spent(end - 500)
+
+
+def test_who_is_gone_for_long_is_folded_into_one_sum() -> None:
+    """A ticket with a price may bring any number of identities."""
+    bill = Bill()
+    bill.state("stays", 0.0, "active", 1.0)
+    for i in range(3 * MOST_NODES):
+        bill.state(str(i), 1.0 * i, "active", 3600.0)
+        bill.left(str(i), 1.0 * i + 1)
+    assert len(bill.rows()) <= MOST_NODES and bill.rows(3600.0)[-1].peer == "stays"
+    assert bill.spent(30_000.0) == pytest.approx(3 * MOST_NODES + 30_000 / 3600)
 
 
 @settings(deadline=None)

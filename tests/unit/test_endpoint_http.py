@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
@@ -17,6 +17,9 @@ class Echo:
 
     def __init__(self) -> None:
         self.cancelled = self.waiting = 0
+
+    def knows(self, head: RequestHead) -> bool:
+        return "authorization" in head.headers
 
     async def refuse(self, head: RequestHead, reply: Responder) -> bool:
         if head.path == "/refused":
@@ -182,13 +185,51 @@ async def test_a_client_that_does_not_read_is_cut() -> None:
         await until(lambda: served.server.tally.left == 1 and served.server.tally.connections == 0)
 
 
+async def known(served: Served) -> trio.SocketStream:
+    """A connection on which somebody with a key has had an answer, and which stays."""
+    stream = await served.connect()
+    await stream.send_all(b"GET /x HTTP/1.1\r\nHost: x\r\nAuthorization: k\r\n\r\n")
+    assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
+    return stream
+
+
 async def test_connections_beyond_the_limit_are_told_to_come_later() -> None:
     async with server(connections=2) as served:
-        async with await served.connect(), await served.connect():
+        async with await known(served), await known(served):
             await until(lambda: served.server.tally.connections == 2)
             assert (await served.ask(GET)).startswith(b"HTTP/1.1 503")
         await until(lambda: served.server.tally.connections == 0)
         assert (await served.ask(GET)).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("words", [b"", b"GET /x HTTP/1.1\r\n", GET, GET.replace(b"/x", b"/wait")])
+async def test_strangers_keep_nobody_out_who_has_a_key(words: bytes) -> None:
+    """256 connections that said nothing held all places for a minute."""
+    async with server(connections=32) as served, await known(served) as mine, trio.open_nursery() as nursery:
+
+        async def stranger() -> None:
+            while True:
+                with suppress(OSError, trio.BrokenResourceError):
+                    async with await served.connect() as stream:
+                        await stream.send_all(words.replace(b"Connection: close\r\n", b""))
+                        while await stream.receive_some():
+                            pass
+
+        for _ in range(64):
+            nursery.start_soon(stranger)
+        await trio.sleep(0.2)
+        for _ in range(20):
+            async with await known(served):
+                assert served.server.tally.connections <= 2 * 32
+        await mine.send_all(b"GET /x HTTP/1.1\r\nHost: x\r\nAuthorization: k\r\n\r\n")
+        assert (await mine.receive_some()).startswith(b"HTTP/1.1 200"), "the connection of who has a key stayed"
+        nursery.cancel_scope.cancel()
+
+
+async def test_beyond_twice_the_limit_nobody_is_answered() -> None:
+    async with server(connections=1) as served, await known(served), await served.connect() as late:
+        assert (await late.receive_some()).startswith(b"HTTP/1.1 503")  # and it lingers
+        assert await served.ask(GET) == b""
 
 
 async def test_a_port_that_is_taken_is_one_line() -> None:

@@ -66,6 +66,15 @@ def test_a_number_of_uses_counts_identities_and_not_visits(house: House) -> None
     assert house.books.brought("id-t") == 2
 
 
+def test_who_stays_for_days_is_still_known(house: House) -> None:
+    proof = house.come(PEERS[0], house.ticket())
+    house.leaving()
+    for _ in range(3):
+        house.now += 86_400
+        house.leaving()
+    assert house.books.identity(PEERS[0].peer_id).last_seen == house.now and house.come(PEERS[0], proof=proof)
+
+
 def test_a_rate_refuses_for_a_while_only(house: House) -> None:
     text = house.ticket(rate=2)
     for peer in PEERS[:2]:

@@ -101,7 +101,7 @@ def test_identities_count_once_a_ticket(path: Path) -> None:
         assert (books.brought("aa"), books.brought("aa", NOW + 1)) == (1, 0)
         books.came("p1", "bb", NOW + 60)
         assert (books.brought("aa"), books.brought("bb", NOW + 60)) == (0, 1)
-        books.seen("p1", NOW + 70)
+        books.seen(["p1"], NOW + 70)
         assert books.identity("p1").last_seen == NOW + 70
 
 
@@ -122,6 +122,33 @@ def test_what_strangers_leave_behind_is_bounded(path: Path, monkeypatch: pytest.
         books.keep([PeerRecord(f"stranger-{i:02}") for i in range(40)])
         kept = {record.peer for record in books.records()}
         assert len(kept) == 20 and {"good", "out"} <= kept
+
+
+def test_who_is_linked_is_not_forgotten(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_file, "MOST_IDENTITIES", 20)
+    monkeypatch.setattr(peers_file, "FORGET_EVERY", 10)
+    with PeersFile.open(path) as books:
+        books.add_ticket(TicketRow("aa", "any", NOW))
+        books.came("works", "aa", NOW)
+        books.here = ["works"]
+        for i in range(200):
+            books.came(f"stranger-{i}", "aa", NOW + 1 + i)
+        assert books.identity("works") and books.brought("aa") <= 20 + 10
+
+
+def test_commands_that_run_at_once_take_different_names(path: Path) -> None:
+    def make(name: str) -> None:
+        with PeersFile.open(path) as books:
+            for i in range(25):
+                made.append(books.add_numbered(TicketRow(f"{name}-{i}", "", NOW), "ticket-").name)
+
+    made: list[str] = []
+    threads = [threading.Thread(target=make, args=(str(n),)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(made) == sorted(f"ticket-{i}" for i in range(1, 101))
 
 
 def test_two_writers_at_once(path: Path) -> None:

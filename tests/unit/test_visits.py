@@ -24,7 +24,7 @@ from p2p.channel.visits import (
 def visit(visits: Visits, host: str, at: float, lasts: float = 0.1) -> bool:
     came = visits.may_come(host, at)
     if came:
-        visits.shaken(host, at)
+        visits.admitted(host, at)
         visits.left(host, at, at + lasts)
     return came
 
