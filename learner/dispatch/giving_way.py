@@ -129,12 +129,13 @@ class _Places:
         return max(self.lag_s, now - self.behind_since) <= LAG_S
 
     def most(self, usual: float, best: float) -> float:
-        """Tokens a second of a place, or as many as it ends usual sequences, whichever is more. What has come counts until it is
-        longer ago than what it holds should take; of the first sequence that it has yet to make, what it lacks as if it made that
-        as quickly as the best."""
+        """Tokens a second of a place, or as many as it ends usual sequences, whichever is more. Each of what it made counts as
+        having taken what those that it holds have taken so far, if that is more; of the first sequence that it has yet to make,
+        what it lacks as if it made that as quickly as the best."""
         made = max(self.tokens, self.ends * usual)
         lacks = max(0.0, usual - made)
-        spent = max(self.seconds, self.since) + lacks / best
+        so_far = self.since / self.held * max(1.0, made / usual if usual else 0.0) if self.held else 0.0
+        spent = max(self.seconds, so_far) + lacks / best
         return (made + lacks) / spent if spent else best
 
     def least(self, usual: float, best: float = math.inf) -> float:
