@@ -78,6 +78,16 @@ def test_who_is_a_little_slower_does_not() -> None:
     assert not gives_way(Fleet({"a": 0.2, "b": 0.2 * (SLOWER - 1)}).run(10.0))
 
 
+def test_a_quick_node_is_no_slower_while_all_its_places_are_at_work() -> None:
+    """It looked half as quick in the midst of a batch, and who is five times slower was given all that waited just then."""
+    fleet = Fleet({"q1": 0.3, "q2": 0.3, "s": 1.1})
+    fleet.run(20.0)
+    assert all("s" in fleet.giving.speeds.slow for _ in range(40) if fleet.run(STEP_S))
+    before = fleet.given["s"]
+    fleet.run(60.0)
+    assert fleet.given["s"] <= before + 60.0 / TRY_S + 1
+
+
 def test_it_is_seen_while_it_holds_them_and_not_only_when_they_come() -> None:
     fleet = Fleet({"a": 0.2, "turns": 0.2})
     assert not gives_way(fleet.run(5.0))
