@@ -32,6 +32,10 @@ TRIES, TRIES_S, WORTH, FEW = 16, 30.0, 0.25, 3
 """Of the last sequences that were moved early, in so many seconds, this share must have ended at once elsewhere, or it is the
 sequences that take long; with fewer than FEW that is not known."""
 
+SURE, SURE_OF = 0.75, 8
+"""Where this share of so many tries or more ended at once elsewhere, it is the nodes and not the sequences, whatever their group:
+then all members of a group are moved at once, and sooner."""
+
 RECENT_S = 30.0
 """Seconds after a hold-up for which what was moved goes to those who deliver."""
 
@@ -144,10 +148,12 @@ class HoldUps:
         for known in (self._moved, self._groups):
             forget_oldest(known)
 
-    def may_move(self, member: str) -> bool:
+    def may_move(self, member: str, *, sure: bool = False) -> bool:
         """Whether it may be moved early: each once, one member of a group first, and the others when that one ended at once. All
-        of them wait for a long prompt."""
-        return member not in self._moved and self._groups.get(_group(member), _Tried.AT_ONCE) is _Tried.AT_ONCE
+        of them wait for a long prompt. Where `sure`, all at once."""
+        if member in self._moved:
+            return False
+        return sure or self._groups.get(_group(member), _Tried.AT_ONCE) is _Tried.AT_ONCE
 
     def ended(self, node: str, member: str, now: float, at_once_s: float, late: bool) -> str:
         """`node` ended it as asked. Whom that shows to have held it up, once too often, or "": it took no longer than `at_once_s`
@@ -166,8 +172,13 @@ class HoldUps:
 
     def worth_it(self, now: float) -> bool:
         """Whether moving early makes sense: lately it was the nodes that were slow, and not the sequences."""
-        tries = [at_once for at, at_once in self._tries if now - at < TRIES_S]
+        tries = self._lately(now)
         return len(tries) < FEW or sum(tries) >= WORTH * len(tries)
+
+    def sure(self, now: float) -> bool:
+        """Whether lately it was the nodes nearly always."""
+        tries = self._lately(now)
+        return len(tries) >= SURE_OF and sum(tries) >= SURE * len(tries)
 
     def noticed(self, now: float) -> None:
         """Something seems to be held up."""
@@ -194,6 +205,9 @@ class HoldUps:
         return record is not None and record.rate > WORSE * max(best, SELDOM)
 
     # ---- inside
+
+    def _lately(self, now: float) -> list[bool]:
+        return [at_once for at, at_once in self._tries if now - at < TRIES_S]
 
     def _crosses(self, node: str, step: int, now: float) -> bool:
         """Whether this may have crossed its word: a node says so once for each version, of all that it is given then."""

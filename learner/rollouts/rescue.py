@@ -24,7 +24,7 @@ from learner.rollouts.hedging import Fleet, Way, free_places, moves, to_hedge
 from learner.rollouts.hold_ups import GivenBack, HoldUps, HoldUpVerdict
 from learner.rollouts.outcomes import Cancel, Requeued
 from learner.rollouts.paces import STAYS, PaceWatch
-from learner.rollouts.silences import HELD_UP_S, MANY_S, SilenceWatch
+from learner.rollouts.silences import HELD_UP_S, HURRY, MANY_S, SilenceWatch
 from learner.rollouts.stalls import Stall, StallWatch
 from learner.standing.port import NodeConduct
 from p2p.errors import Refusal
@@ -276,7 +276,9 @@ class Rescue:
 
     def _early(self, node: str, request_id: str, now: float) -> bool:
         """Whether it is silent at a node whose word counts, and may be moved for that."""
-        return self._silences.early(node, request_id, now) and self._hold_ups.may_move(member_name(request_id))
+        sure = self._hold_ups.sure(now)
+        early = self._silences.early(node, request_id, now, HURRY if sure else 1.0)
+        return early and self._hold_ups.may_move(member_name(request_id), sure=sure)
 
     def _avoid(self, peer: str, request_id: str, now: float) -> None:
         """It does not come back to this node for AVOID_S while another may have it."""

@@ -9,6 +9,7 @@ from learner.rollouts.hold_ups import (
     FEW,
     ONE_S,
     RECENT_S,
+    SURE_OF,
     TRIES_S,
     GivenBack,
     HoldUps,
@@ -114,6 +115,19 @@ def test_one_member_of_a_group_is_moved_first_and_each_once() -> None:
     hold_ups.moved("n", "8.0", 0.0)
     hold_ups.ended("m", "8.0", 9.0, AT_ONCE_S, False)
     assert not hold_ups.may_move("8.1")
+
+
+@pytest.mark.parametrize(("late", "sure"), [(0, True), (2, True), (3, False)])
+def test_where_it_was_the_nodes_nearly_always_whole_groups_are_moved(late: int, sure: bool) -> None:
+    hold_ups = HoldUps()
+    for i in range(SURE_OF):
+        assert not hold_ups.sure(0.0), "that is few"
+        hold_ups.moved("n", f"{i}.0", 0.0)
+        hold_ups.ended("m", f"{i}.0", AT_ONCE_S + 1.0 if i < late else 1.0, AT_ONCE_S, False)
+    assert hold_ups.sure(3.0) == sure and not hold_ups.sure(3.0 + TRIES_S)
+    hold_ups.moved("n", "99.0", 3.0)
+    assert not hold_ups.may_move("99.1") and hold_ups.may_move("99.1", sure=True)
+    assert not hold_ups.may_move("99.0", sure=True), "each once"
 
 
 def test_where_it_was_the_sequences_nothing_more_is_moved_for_a_while() -> None:

@@ -46,6 +46,7 @@ def test_what_is_early_behind_goes_by_the_least_that_was_usual_lately() -> None:
     at_once = EARLY_S + EARLY_USUALS * 0.2
     watch.look({"n": {"a": 0}}, 100.0, least=0.0)
     assert not watch.early("n", "a", 100.0 + at_once) and watch.early("n", "a", 100.1 + at_once)
+    assert not watch.early("n", "a", 100.0 + at_once / 3, 1 / 3) and watch.early("n", "a", 100.1 + at_once / 3, 1 / 3)
     assert not watch.early("m", "a", 200.0), "it is not there"
     watch.look({"m": {f"late{number}": 0 for number in range(RECENT)}}, 200.0, least=0.0)
     for number in range(RECENT):  # nearly all nodes are late now
