@@ -122,6 +122,8 @@ class HttpServer:
         self._door, self._limits = door, limits
         self._strangers: dict[trio.SocketStream, trio.CancelScope] = {}
         """connections on which nobody has asked yet whom the door knows, the oldest first"""
+        self._served = self._turned_away = 0
+        """connections whose requests are answered; that are told to come later"""
 
     async def run(self, host: str, port: int, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; `task_status` is told the port. UsageError when it cannot listen there."""
@@ -139,31 +141,50 @@ class HttpServer:
     async def _serve(self, stream: trio.SocketStream) -> None:
         """One connection. Nothing that happens on it ends the others, but that a new one takes the place of the oldest of
         strangers where all places are taken: who says nothing must not keep out who has a key."""
-        full = self.tally.connections >= self._limits.connections
-        if full and self._strangers:
-            self._strangers.pop(next(iter(self._strangers))).cancel()
-            full = False
         self.tally.connections += 1
         try:
             _ask_the_quiet(stream)
             connection = _Connection(stream, self._door, self._limits, self.tally)
-            with trio.CancelScope() as scope:
-                if self.tally.connections > 2 * self._limits.connections:
-                    return
-                if full:
-                    await connection.turn_away()
-                    return
-                self._strangers[stream] = scope
-                await connection.run(known=lambda: self._strangers.pop(stream, None))
+            if not self._makes_room() or not await self._serve_one(stream, connection):
+                await self._turn_away(connection)
         except (ClientGone, trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             pass
         except Exception:
             log.exception("a connection of the endpoint failed")
         finally:
-            self._strangers.pop(stream, None)
             self.tally.connections -= 1
             with trio.CancelScope(shield=True):  # a close is one system call
                 await trio.aclose_forcefully(stream)
+
+    def _makes_room(self) -> bool:
+        """Whether there is a place for one more."""
+        if self._served < self._limits.connections:
+            return True
+        if self._strangers:
+            self._strangers.pop(next(iter(self._strangers))).cancel()
+            return True
+        return False
+
+    async def _serve_one(self, stream: trio.SocketStream, connection: _Connection) -> bool:
+        """Until the client leaves, or (False) it has to make room."""
+        self._served += 1
+        try:
+            with trio.CancelScope() as scope:
+                self._strangers[stream] = scope
+                await connection.run(known=lambda: self._strangers.pop(stream, None))
+            return not scope.cancelled_caught
+        finally:
+            self._strangers.pop(stream, None)
+            self._served -= 1
+
+    async def _turn_away(self, connection: _Connection) -> None:
+        """Of so many as are served are told why; others are closed at once."""
+        if self._turned_away < self._limits.connections:
+            self._turned_away += 1
+            try:
+                await connection.turn_away()
+            finally:
+                self._turned_away -= 1
 
 
 def _ask_the_quiet(stream: trio.SocketStream) -> None:
@@ -182,8 +203,9 @@ class _Connection:
         """what the client sent while we answered"""
 
     async def turn_away(self) -> None:
-        """Say that there are too many."""
-        await self._fault(503, "so many connections are open already that one more is not taken: come later")
+        """Say that there are too many, unless an answer was begun."""
+        if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            await self._fault(503, "so many connections are open already that one more is not taken: come later")
 
     async def run(self, known: Callable[[], object]) -> None:
         """Until the client leaves or breaks the rules. `known` is called when the door knows who asks."""

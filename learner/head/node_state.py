@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ MAX_BYTES = 1 << 53
 """What a node's own counters of bytes are believed up to: sums of them must fit wherever they are kept."""
 
 MOST_BACK_OFFS = 4096
-"""Nodes, most of them gone, whose back-off is kept: who comes again soon goes on with its own."""
+"""Nodes that are gone whose back-off is kept: who comes again soon goes on with its own."""
 
 NO_VERSION = Version(0, 0)
 """what a node that has installed nothing reports"""
@@ -66,7 +66,7 @@ class BackOff:
 class BackOffs:
     """Those of all nodes. They outlive links: else who comes anew each second never waits."""
 
-    def __init__(self, live: Container[str]) -> None:
+    def __init__(self, live: Collection[str]) -> None:
         self._live = live
         self._of: dict[str, BackOff] = {}
 
@@ -74,7 +74,8 @@ class BackOffs:
         """A node's own, which it keeps."""
         found = self._of.pop(peer, None) or BackOff()
         self._of[peer] = found  # as the last one
-        forget_oldest(self._of, MOST_BACK_OFFS, self._live.__contains__)
+        live = self._live
+        forget_oldest(self._of, MOST_BACK_OFFS + len(live), stays=lambda node: node == peer or node in live)
         return found
 
     def more(self, peer: str, now: float, least_s: float) -> None:

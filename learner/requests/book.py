@@ -29,6 +29,9 @@ DECLINE_BUDGET = 3
 than the model takes), and one alone could be wrong or lie."""
 
 
+MOST_AVOIDED = 64
+"""Nodes that are gone and are asked last for one request, should they come back: identities are free."""
+
 MAX_UNREAD = 65_536
 """Sequences of a class that may be over while their readers have not left. Each holds no more than it asked for: this bounds what
 readers who never read can cost."""
@@ -220,11 +223,12 @@ class RequestBook:
             self._fail(sequence, ShoalError(f"nodes do not take the request: {reason!r:.300}"))
 
     def node_lost(self, node: str) -> int:
-        """The node is gone: what it held waits again, with all its tokens, and others are asked first should it come back. How
-        many."""
+        """The node is gone: what it held waits again, with all its tokens. Should it come back, others are asked first if its
+        word does not count: else one that renews its link has it again and again. How many."""
         lost = list(self._held.get(node, {}).values())
         for sequence in lost:
-            sequence.failed_on.add(node)
+            if not self.credible(node) and len(sequence.failed_on) < MOST_AVOIDED:
+                sequence.failed_on.add(node)
             self._release(sequence)
         self._held.pop(node, None)
         return len(lost)

@@ -135,7 +135,7 @@ class Network(Protocol):
         """Channels that others opened to this peer."""
 
     def admitted(self, channel: Channel) -> None:
-        """Whoever opened this channel is a peer of ours: its connection counts no more among those of strangers."""
+        """Whoever is at the other end has a link with us: the connection counts no more among those of strangers."""
 
     async def drop(self, peer: str, reason: str) -> None:
         """Close every channel and the connection to `peer`."""

@@ -215,7 +215,8 @@ class LinkTasks:
         link.unread, link.came = self._unread, trio.current_time()
         link.moved_at = link.came
         if old is not None:
-            self._left(old.peer, old.came, trio.current_time())  # else one peer had a new link as often as it liked
+            if old.kind == link.kind == "inbound":  # else one peer had a new link as often as it liked
+                self._left(old.peer, old.came, trio.current_time())
             await self._close_link(old, REPLACED)
         up = trio.Event()
         nursery.start_soon(self._serve, link, up)

@@ -149,6 +149,7 @@ class Peering:
                     self.gate.membership = welcome.membership
                 else:
                     self.gate.check(welcome.membership, peer)
+            self._network.admitted(opened[-1])
         except BaseException:
             for channel in opened:
                 await channel.aclose("handshake failed")
@@ -237,7 +238,6 @@ class Peering:
             proof = self.gate.admit(peer, hello, trio.current_time())
             hello = clean_hello(hello)
             channel.restrict()
-            self._network.admitted(channel)
             await channel.send(encode(Welcome(PROTOCOL_VERSION, proof, self._settings.name, channel.remote())))
         except Refusal as refusal:
             await self._turn_away(channel, refusal)
@@ -269,6 +269,7 @@ class Peering:
             await self._part_with(channel, "bulk channel without a control channel")
             return
         self._hellos.change(peer, 2, trio.current_time())
+        self._network.admitted(channel)
         reach = reach_of(peer, hello.addresses, channel.remote(), self._network.addresses if self.me == self.head else ())
         kind = self.dialler.kind_of_arrival(peer)
         await self._start(Link(peer, hello.name, half[0], channel, site=hello.site, reach=reach, kind=kind))

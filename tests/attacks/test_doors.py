@@ -16,13 +16,15 @@ from p2p.channel.visits import HELLO_EACH_S, HELLOS, LINK_EACH_S, SHORT_LINKS
 from p2p.complaints import ALL_PER_S, FIRST_OF_ALL
 from p2p.errors import ChannelClosed, Refusal, Unreachable
 from p2p.identity import Identity
-from p2p.membership.admission import Membership, sign_membership
+from p2p.limits import PROTOCOL_VERSION
+from p2p.membership.admission import Membership, make_ticket, sign_membership
 from p2p.membership.banlist import BAN_S
+from p2p.membership.gate import VISITOR
 from p2p.membership.matchmaking import MAX_PAIRS
 from p2p.membership.pairs import LinkBook
 from p2p.membership.texts import MAX_WHY
 from p2p.protocol.generation import NodeStatus, Tokens
-from p2p.protocol.join import Welcome
+from p2p.protocol.join import Hello, Rejection, Welcome
 from p2p.protocol.reach import Linked, LinkKinds, Whereabouts
 from p2p.protocol.rollout import TokenEvent
 from p2p.protocol.versions import GetCatalog, GetParts, Have, Report, Subscribe, Want
@@ -274,3 +276,22 @@ async def test_hellos_that_come_to_no_link_are_bounded(tmp_path, autojump_clock,
         await trio.sleep(60)
         assert HELLOS <= checked <= HELLOS + 60 / HELLO_EACH_S + 1, checked
         await steps_made(bench, 3)
+
+
+@pytest.mark.parametrize("way", ["link", "visit", "no bulk", "refused"])
+async def test_only_a_link_makes_a_connection_one_of_a_peer(tmp_path, autojump_clock, monkeypatch, way: str) -> None:
+    """Visits of the doctor kept an address's room for handshakes whole: one address could take all that the head does."""
+    async with open_head(tmp_path / "run", standing={}, wall=wall) as bench:
+        admitted: list[str] = []
+        monkeypatch.setattr(bench.head.swarm.peering._network, "admitted", lambda channel: admitted.append(channel.peer))
+        who = Stranger(bench, 1).who
+        proof = sign_membership(HEAD, Membership(RUN, bench.head.epoch, who.peer_id, int(WALL + 1e6)))
+        ticket = make_ticket(HEAD, RUN, ()).encode() if way == "visit" else ""
+        agent = VISITOR if way == "visit" else "test"
+        words = Hello(PROTOCOL_VERSION, RUN, ticket, b"" if way == "refused" else proof, (), "x", agent, "")
+        async with bench.switch.network(who.peer_id) as network:
+            for kind in (CONTROL, BULK) if way == "link" else (CONTROL,):
+                _, answer = await greet(network, HEAD.peer_id, words, kind)
+                assert isinstance(answer, Rejection if way == "refused" else Welcome)
+            await trio.sleep(1.0)
+        assert admitted == ([who.peer_id] if way == "link" else [])

@@ -226,6 +226,22 @@ async def test_strangers_keep_nobody_out_who_has_a_key(words: bytes) -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_who_has_to_make_room_is_told() -> None:
+    async with server(connections=1) as served, await served.connect() as stranger:
+        await until(lambda: served.server.tally.connections == 1)
+        async with await known(served):
+            assert (await stranger.receive_some()).startswith(b"HTTP/1.1 503")
+
+
+async def test_who_was_turned_away_takes_no_place() -> None:
+    async with server(connections=2) as served:
+        async with await known(served), await known(served):
+            waiting = [await served.connect() for _ in range(2)]
+            assert [(await stream.receive_some())[:12] for stream in waiting] == [b"HTTP/1.1 503"] * 2
+        async with await known(served), await known(served):  # while those two linger
+            assert served.server.tally.connections == 4
+
+
 async def test_beyond_twice_the_limit_nobody_is_answered() -> None:
     async with server(connections=1) as served, await known(served), await served.connect() as late:
         assert (await late.receive_some()).startswith(b"HTTP/1.1 503")  # and it lingers

@@ -58,6 +58,7 @@ def test_whoever_goes_on_with_it_gets_all_its_tokens() -> None:
     book.assign(s, "a")
     book.tokens("a", event("s.2.0.0", 0, [5, 6]), 1.0)
     assert book.node_lost("a") == 1 and book.waits("serving") == 1 and book.holding("serving") == 0
+    assert not s.failed_on, "a line that breaks is nobody's fault"
     request = book.assign(s, "b")
     assert (request.request_id, request.prefix_ids, request.min_version) == ("s.2.0.1", (5, 6), V1)
     late = book.tokens("a", event("s.2.0.0", 2, [9]), 2.0)
