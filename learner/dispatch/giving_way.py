@@ -108,13 +108,13 @@ class _Places:
             self.seconds, self.since = self.seconds + min(over, self.since), max(0.0, self.since - over)
         if came:
             self.tokens, self.silent_s, self.came_at = self.tokens + came, 0.0, now
-        if best and self.tokens:
-            self.seconds = min(self.seconds, SLOWEST * self.tokens / best)
+        made = max(self.tokens, self.ends * usual)
+        if best and made:
+            self.seconds = min(self.seconds, SLOWEST * made / best)
         remembered = usual * max(REMEMBERED, held)
-        if self.tokens > remembered > 0:
-            self.seconds *= remembered / self.tokens
-            self.ends *= remembered / self.tokens
-            self.tokens = remembered
+        if made > remembered > 0:
+            share = remembered / made
+            self.seconds, self.ends, self.tokens = share * self.seconds, share * self.ends, share * self.tokens
         # Counted anew: another engine under its name.
         self.last_end = min(self.last_end, total)
         self.at, self.held, self.total = now, held, total

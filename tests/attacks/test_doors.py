@@ -32,6 +32,7 @@ from p2p.protocol.wire import MANY, MAX_LINE, encode_struct
 from p2p.version import Version
 from tests.attacks.strangers import Stranger, frame, steps_made
 from tests.support.harness import RUN, WALL, wall
+from tests.support.memory_network import MemoryNetwork
 from tests.support.nightly import HOW_MANY
 from tests.support.rogue import greet, hello
 from tests.swarm.test_head import HEAD, Bench, open_head
@@ -283,7 +284,7 @@ async def test_only_a_link_makes_a_connection_one_of_a_peer(tmp_path, autojump_c
     """Visits of the doctor kept an address's room for handshakes whole: one address could take all that the head does."""
     async with open_head(tmp_path / "run", standing={}, wall=wall) as bench:
         admitted: list[str] = []
-        monkeypatch.setattr(bench.head.swarm.peering._network, "admitted", lambda channel: admitted.append(channel.peer))
+        monkeypatch.setattr(MemoryNetwork, "admitted", lambda _, channel: admitted.append(channel.peer))
         who = Stranger(bench, 1).who
         proof = sign_membership(HEAD, Membership(RUN, bench.head.epoch, who.peer_id, int(WALL + 1e6)))
         ticket = make_ticket(HEAD, RUN, ()).encode() if way == "visit" else ""

@@ -36,7 +36,7 @@ def test_lines_are_short(caplog) -> None:
 
 def test_comings_and_goings_are_limited_by_themselves(caplog) -> None:
     """Identities that came and went 50 times a second wrote 3.2 GB a day."""
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="shoal.test")
     log = logging.getLogger("shoal.test")
     for i in range(2 * FIRST_OF_ALL):
         remark(log, str(i), "joined")

@@ -157,6 +157,25 @@ def test_long_completions_make_nobody_quick() -> None:
         assert not any(view.gives_way for view in found)
 
 
+def test_tiny_completions_hide_nobody() -> None:
+    """What came of them was forgotten by their tokens, so that who was late with them was as quick as the others for long."""
+    giving, made, now = GivingWay(), {"honest": 0, "tiny": 0}, 0.0
+    nodes = [NodeView(node, V, 4, 0, 4) for node in made]
+    held = dict.fromkeys(made, 0)
+    for step in range(200):  # the honest one ends its four each 0.2 s, the other each second
+        now += 0.1
+        for node, each, tokens in ("honest", 2, 20), ("tiny", 10 if step > 100 else 2, 1):
+            if step % each == 0:
+                for left in reversed(range(held[node])):
+                    made[node] += tokens
+                    giving.ended(node, made[node])
+                    giving.count(node, left, made[node], now)
+                giving.count(node, 4, made[node], now)
+                held[node] = 4
+        views = giving.look(nodes, 12, now)
+        assert not views[0].gives_way and (step <= 120 or views[1].gives_way), step
+
+
 def test_a_quick_stranger_makes_nobody_slow_while_somebody_is_proven() -> None:
     fleet = Fleet({"proven": 1.0, "rubbish": 0.05}, credible={"proven"})
     assert not gives_way(fleet.run(10.0))
