@@ -201,6 +201,8 @@ class _Connection:
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
         self._early = bytearray()
         """what the client sent while we answered"""
+        self._is_head = False
+        """the request under way is one for the head of an answer alone"""
 
     async def turn_away(self) -> None:
         """Say that there are too many, unless an answer was begun."""
@@ -216,10 +218,14 @@ class _Connection:
                     if not isinstance(request, h11.Request):
                         return
                     head = _head(request)
-                    reply = _Responder(self._h11, self._stream, self._limits.send_s, is_head=head.method == "HEAD")
+                    self._is_head = head.method == "HEAD"
+                    reply = _Responder(self._h11, self._stream, self._limits.send_s, is_head=self._is_head)
+                    allowed = 0
                     if self._door.knows(head):
                         known()
-                    body = None if await self._door.refuse(head, reply) else await self._body(request)
+                        await trio.lowlevel.checkpoint_if_cancelled()  # it has to make room, and must hear so
+                        allowed = self._limits.body_bytes
+                    body = None if await self._door.refuse(head, reply) else await self._body(request, allowed)
             except trio.TooSlowError:
                 if self._h11.our_state is h11.SEND_RESPONSE:
                     await self._fault(408, f"the request did not arrive within {self._limits.receive_s:g} s")
@@ -229,7 +235,8 @@ class _Connection:
                     await self._fault(error.error_status_hint, f"malformed HTTP: {error}")
                 return
             except _TooLarge:
-                await self._fault(413, f"a request may have {self._limits.body_bytes} bytes at most (endpoint.body_bytes)")
+                most = self._limits.body_bytes
+                await self._fault(413, f"a request may have {most} bytes at most (endpoint.body_bytes), and none without the key")
                 return
             if body is not None:
                 await self._answer(head, body, reply)
@@ -237,6 +244,7 @@ class _Connection:
                 await self._linger()
                 return
             self._h11.start_next_cycle()
+            self._is_head = False
 
     async def _next_event(self) -> object:
         """h11's next event of the client."""
@@ -252,13 +260,13 @@ class _Connection:
                 data = bytes(await self._stream.receive_some(AT_ONCE))
             self._h11.receive_data(data)
 
-    async def _body(self, request: h11.Request) -> bytes:
+    async def _body(self, request: h11.Request, most: int) -> bytes:
         said = next((value for name, value in request.headers if name == b"content-length"), b"0")
-        if len(said) > 15 or int(said) > self._limits.body_bytes:
+        if len(said) > 15 or int(said) > most:
             raise _TooLarge
         body = bytearray()
         while isinstance(event := await self._next_event(), h11.Data):
-            if len(body) + len(event.data) > self._limits.body_bytes:
+            if len(body) + len(event.data) > most:
                 raise _TooLarge
             body += event.data
         if not isinstance(event, h11.EndOfMessage):
@@ -300,7 +308,8 @@ class _Connection:
         leave()
 
     async def _fault(self, status: int, message: str) -> None:
-        await self._door.fault(status, message, _Responder(self._h11, self._stream, self._limits.send_s))
+        reply = _Responder(self._h11, self._stream, self._limits.send_s, is_head=self._is_head)
+        await self._door.fault(status, message, reply)
         await self._linger()
 
     async def _linger(self) -> None:

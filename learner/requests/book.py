@@ -30,7 +30,8 @@ than the model takes), and one alone could be wrong or lie."""
 
 
 MOST_AVOIDED = 64
-"""Nodes that are gone and are asked last for one request, should they come back: identities are free."""
+"""Nodes that failed one request, or were gone with it, and are asked last, from which on some other is forgotten for one that is
+gone: identities are free."""
 
 MAX_UNREAD = 65_536
 """Sequences of a class that may be over while their readers have not left. Each holds no more than it asked for: this bounds what
@@ -223,12 +224,15 @@ class RequestBook:
             self._fail(sequence, ShoalError(f"nodes do not take the request: {reason!r:.300}"))
 
     def node_lost(self, node: str) -> int:
-        """The node is gone: what it held waits again, with all its tokens. Should it come back, others are asked first if its
-        word does not count: else one that renews its link has it again and again. How many."""
+        """The node is gone: what it held waits again, with all its tokens. Should it come back, others are asked first for
+        what it lost twice, or once if its word does not count: else one that renews its link has it again and again. How many."""
         lost = list(self._held.get(node, {}).values())
         for sequence in lost:
-            if not self.credible(node) and len(sequence.failed_on) < MOST_AVOIDED:
+            if not self.credible(node) or sequence.lost_by == node:
+                if len(sequence.failed_on) >= MOST_AVOIDED:
+                    sequence.failed_on.pop()
                 sequence.failed_on.add(node)
+            sequence.lost_by = node
             self._release(sequence)
         self._held.pop(node, None)
         return len(lost)

@@ -75,6 +75,8 @@ class RequestSequence:
     declines: float = 0.0
     """nodes that will not make it"""
     failed_on: set[str] = field(default_factory=set)
+    lost_by: str = ""
+    """the node that held it last when its link ended"""
     finish: str = ""
     """"stop" or "length" once it has ended"""
     error: ShoalError | None = None

@@ -106,6 +106,16 @@ class _Tried(Enum):
     LATE = auto()
 
 
+class _Moved(NamedTuple):
+    """What was moved early."""
+
+    node: str
+    """from which; "" where nobody is to blame"""
+    at: float
+    shows: bool
+    """what becomes of it shows whose fault it was"""
+
+
 class _Crossed(NamedTuple):
     step: int
     at: float
@@ -118,8 +128,8 @@ class HoldUps:
         self._of: dict[str, _Record] = {}
         self._crossed: dict[str, _Crossed] = {}
         """node -> when it last gave anything back as if it had crossed its word"""
-        self._moved: dict[str, tuple[str, float]] = {}
-        """group.member -> node from which it was moved early, and when"""
+        self._moved: dict[str, _Moved] = {}
+        """by group.member"""
         self._groups: dict[str, _Tried] = {}
         self._tries: deque[tuple[float, bool]] = deque(maxlen=TRIES)
         """(when, whether it ended at once elsewhere) of what was moved early"""
@@ -140,10 +150,11 @@ class HoldUps:
 
     # ---- what is moved early
 
-    def moved(self, node: str, member: str, now: float) -> None:
-        """It was moved from `node`, which was silent for longer than is usual, but not for so long that it must be its fault."""
+    def moved(self, node: str, member: str, now: float, *, sooner: bool = False) -> None:
+        """It was moved from `node`, which was silent for longer than is usual, but not for so long that it must be its fault.
+        `sooner`: nor for as long as is early, so that it shows nothing of anybody."""
         self.noticed(now)
-        self._moved[member] = node, now  # node "": nobody is to blame
+        self._moved[member] = _Moved("" if sooner else node, now, not sooner)  # node "": nobody is to blame
         self._groups.setdefault(_group(member), _Tried.UNDER_WAY)
         for known in (self._moved, self._groups):
             forget_oldest(known)
@@ -163,9 +174,9 @@ class HoldUps:
         moved = self._moved.pop(member, None)
         if moved is None:
             return ""
-        other, at = moved
+        other, at, shows = moved
         at_once = node != other and now - at <= at_once_s
-        if at_once or not late:
+        if shows and (at_once or not late):
             self._tries.append((now, at_once))
         self._groups[_group(member)] = _Tried.AT_ONCE if at_once else _Tried.LATE
         return other if other and at_once and self._held_up(other, at) else ""

@@ -186,7 +186,8 @@ class Rescue:
         if now - self._waits < HEDGE_S:
             return
         behind = partial(self._silences.behind, now=now, least=self._paces.least) if on_time else _not_behind
-        early = partial(self._early, now=now) if on_time and self._hold_ups.worth_it(now) else _not_early
+        sure = self._hold_ups.sure(now)
+        early = partial(self._early, now=now, sure=sure) if on_time and self._hold_ups.worth_it(now) else _not_early
         if not (hedges := to_hedge(ledger, self._collector, self._conduct.credible, behind, early)):
             return
         fleet = Fleet(
@@ -201,7 +202,8 @@ class Rescue:
                 continue
             self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"), now, avoid=way is not Way.PAUSED)
             if hedge.early:
-                self._hold_ups.moved(hedge.node if way is Way.EARLY else "", member_name(hedge.request_id), now)
+                sooner = not self._silences.early(hedge.node, hedge.request_id, now)
+                self._hold_ups.moved(hedge.node if way is Way.EARLY else "", member_name(hedge.request_id), now, sooner=sooner)
             if way in (Way.TAKE, Way.EARLY):
                 self._silences.taken(hedge.node)
             if way in (Way.QUEUED, Way.EARLY):
@@ -274,9 +276,8 @@ class Rescue:
     def _fault_s(self) -> float:
         return max(TAKEN_EARLY_S, STAYS * self._paces.usual_s)
 
-    def _early(self, node: str, request_id: str, now: float) -> bool:
+    def _early(self, node: str, request_id: str, now: float, sure: bool) -> bool:
         """Whether it is silent at a node whose word counts, and may be moved for that."""
-        sure = self._hold_ups.sure(now)
         early = self._silences.early(node, request_id, now, HURRY if sure else 1.0)
         return early and self._hold_ups.may_move(member_name(request_id), sure=sure)
 

@@ -153,7 +153,7 @@ class SilenceWatch:
     def early(self, node: str, request_id: str, now: float, share: float = 1.0) -> bool:
         """Whether it is early behind, as `behind` saw it last; with `share`, after this share of the time."""
         seen = self._seen.get((node, request_id))
-        return seen is not None and now - seen.at > share * max(EARLY_S, self.at_once_s)
+        return seen is not None and now - seen.at > share * self.at_once_s
 
     def _share(self, share: float) -> float:
         """Seconds that this share of the ended sequences were silent for at the most."""

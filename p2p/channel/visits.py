@@ -67,8 +67,8 @@ class ShortVisits:
 
 
 class Visits:
-    """Of connections: `may_come` is asked before each handshake, `admitted` told when whoever came was taken in as a peer, and
-    `left` when such a one is over. One that comes to no admission counts as a short visit however long it stays, so that no
+    """Of connections: `may_come` is asked before each handshake, `admitted` told when whoever came has a link, and
+    `left` when such a one is over. One that comes to no link counts as a short visit however long it stays, so that no
     place can have many of those at once, nor take all that may come in a second."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Visits:
         return True
 
     def admitted(self, host: str, now: float) -> None:
-        """Whoever came from this address is a peer of ours."""
+        """Whoever came from this address has a link."""
         self._short.change(place_of(host), 1, now)
 
     def left(self, host: str, came: float, now: float) -> None:

@@ -100,6 +100,8 @@ class Link:
     """what waits for all links together, from when this one is started"""
     moved_at: float = inf
     """when something last left its outbox (seconds of trio's clock), or the link was started"""
+    arrived: bool = False
+    """the peer made it, not this side"""
     came: float = -inf
     """when it was started (seconds of trio's clock)"""
     flowing: bool = False
@@ -215,7 +217,7 @@ class LinkTasks:
         link.unread, link.came = self._unread, trio.current_time()
         link.moved_at = link.came
         if old is not None:
-            if old.kind == link.kind == "inbound":  # else one peer had a new link as often as it liked
+            if old.arrived and link.arrived:  # else one peer had a new link as often as it liked
                 self._left(old.peer, old.came, trio.current_time())
             await self._close_link(old, REPLACED)
         up = trio.Event()

@@ -272,7 +272,7 @@ class Peering:
         self._network.admitted(channel)
         reach = reach_of(peer, hello.addresses, channel.remote(), self._network.addresses if self.me == self.head else ())
         kind = self.dialler.kind_of_arrival(peer)
-        await self._start(Link(peer, hello.name, half[0], channel, site=hello.site, reach=reach, kind=kind))
+        await self._start(Link(peer, hello.name, half[0], channel, site=hello.site, reach=reach, kind=kind, arrived=True))
 
     async def _turn_away(self, channel: Channel, refusal: Refusal) -> None:
         reason = refusal.reason[:MAX_REASON]

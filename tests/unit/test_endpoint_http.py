@@ -98,7 +98,7 @@ GET = b"GET /x HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 
 async def test_it_answers_and_keeps_a_connection_for_more() -> None:
     async with server() as served:
-        twice = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi" + GET
+        twice = b"POST /x HTTP/1.1\r\nHost: a\r\nAuthorization: k\r\nContent-Length: 2\r\n\r\nhi" + GET
         answer = await served.ask(twice)
         assert answer.count(b"HTTP/1.1 200") == 2 and b"POST hi" in answer and b"GET " in answer
         assert b"3\r\ntwo\r\n0\r\n\r\n" in await served.ask(GET.replace(b"/x", b"/parts"))
@@ -112,14 +112,14 @@ async def test_it_answers_and_keeps_a_connection_for_more() -> None:
         (b"GET / HTTP/1.1\r\n\r\n", b"400"),
         (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", b"400"),
         (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 200_000 + b"\r\n\r\n", b"431"),
-        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1001\r\n\r\n", b"413"),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nAuthorization: k\r\nContent-Length: 1001\r\n\r\n", b"413"),
         (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999999999999999999\r\n\r\n", b"400"),
-        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999999999999\r\n\r\n", b"413"),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nAuthorization: k\r\nContent-Length: 99999999999999999999\r\n\r\n", b"413"),
         (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n", b"400"),
         (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", b"400"),
-        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1f4\r\n" + b"x" * 500 + b"\r\n"
+        (b"POST / HTTP/1.1\r\nHost: a\r\nAuthorization: k\r\nTransfer-Encoding: chunked\r\n\r\n1f4\r\n" + b"x" * 500 + b"\r\n"
          + b"1f5\r\n" + b"x" * 501 + b"\r\n0\r\n\r\n", b"413"),
-        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nAuthorization: k\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
         (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n", b"501"),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"200"),  # a route that no program has
         (b"GET /broken HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", b"500"),
@@ -143,14 +143,16 @@ async def test_a_refusal_is_read_also_when_the_body_never_ends() -> None:
 
 async def test_who_asks_whether_to_go_on_is_told_so() -> None:
     async with server() as served, await served.connect() as stream:
-        await stream.send_all(b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+        words = b"POST /x HTTP/1.1\r\nHost: a\r\nAuthorization: k\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+        await stream.send_all(words)
         assert (await stream.receive_some()).startswith(b"HTTP/1.1 100")
         await stream.send_all(b"hi")
         assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("sent", [
-    b"", b"GET /x HT", b"GET /x HTTP/1.1\r\nHost: a\r\nX-", b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhi",
+    b"", b"GET /x HT", b"GET /x HTTP/1.1\r\nHost: a\r\nX-",
+    b"POST /x HTTP/1.1\r\nHost: a\r\nAuthorization: k\r\nContent-Length: 9\r\n\r\nhi",
 ])  # fmt: skip
 async def test_a_request_that_does_not_come_is_not_waited_for(sent: bytes) -> None:
     async with server(receive_s=0.1) as served:
@@ -226,6 +228,14 @@ async def test_strangers_keep_nobody_out_who_has_a_key(words: bytes) -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_a_body_comes_with_a_key() -> None:
+    """Each connection without one could have had a whole body kept, of paths that need none."""
+    async with server() as served:
+        words = b"GET /x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%sContent-Length: 9\r\n\r\n123456789"
+        assert (await served.ask(words % b"")).startswith(b"HTTP/1.1 413")
+        assert (await served.ask(words % b"Authorization: k\r\n")).endswith(b"123456789")
+
+
 async def test_who_has_to_make_room_is_told() -> None:
     async with server(connections=1) as served, await served.connect() as stranger:
         await until(lambda: served.server.tally.connections == 1)
@@ -238,6 +248,7 @@ async def test_who_was_turned_away_takes_no_place() -> None:
         async with await known(served), await known(served):
             waiting = [await served.connect() for _ in range(2)]
             assert [(await stream.receive_some())[:12] for stream in waiting] == [b"HTTP/1.1 503"] * 2
+        await until(lambda: served.server.tally.connections == 2)
         async with await known(served), await known(served):  # while those two linger
             assert served.server.tally.connections == 4
 

@@ -130,6 +130,15 @@ def test_where_it_was_the_nodes_nearly_always_whole_groups_are_moved(late: int, 
     assert not hold_ups.may_move("99.0", sure=True), "each once"
 
 
+def test_what_was_moved_sooner_shows_nothing() -> None:
+    """Else one who is late would have those blamed who are three times slower than others, and be waited for no less."""
+    hold_ups = with_others(HoldUps())
+    for i in range(2 * SURE_OF):
+        hold_ups.moved("n", f"{i}.0", float(i), sooner=True)
+        assert not hold_ups.ended("x", f"{i}.0", i + 0.1, AT_ONCE_S, False)
+    assert not hold_ups.sure(float(SURE_OF))
+
+
 def test_where_it_was_the_sequences_nothing_more_is_moved_for_a_while() -> None:
     hold_ups = HoldUps()
     for i in range(FEW):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.requests.book import RequestBook
+from learner.requests.book import MOST_AVOIDED, RequestBook
 from learner.requests.port import Ask, Busy, NoSuchVersion
 from learner.requests.sequence import RequestSequence, parse_request_id
 from learner.rollouts.beside import Taken
@@ -50,6 +50,21 @@ def test_tokens_come_in_pieces_by_version_and_a_stop_token_ends_it() -> None:
     assert last is not None and (last.ids, last.version, last.finish) == ((7, STOP), V1, "stop")
     assert book.load("a") == 0 and book.counts["serving"]["ended"] == 1 and book.counts["serving"]["tokens"] == 4
     assert book.tokens("a", event("s.2.0.0", 4, [1]), 3.0) == Taken(late=True)  # late, and nobody's fault
+
+
+def test_who_loses_one_twice_is_asked_last() -> None:
+    book = opened()
+    s = book.open(ASK, 0.0, ())
+    for lost_before in range(2):
+        assert s.failed_on == set() and (s.lost_by == "a") == bool(lost_before)
+        book.assign(s, "a")
+        book.node_lost("a")
+    assert s.failed_on == {"a"}
+    book.credible = lambda node: False
+    for i in range(2 * MOST_AVOIDED):
+        book.assign(s, f"stranger{i}")
+        book.node_lost(f"stranger{i}")
+    assert len(s.failed_on) == MOST_AVOIDED and f"stranger{2 * MOST_AVOIDED - 1}" in s.failed_on
 
 
 def test_whoever_goes_on_with_it_gets_all_its_tokens() -> None:
