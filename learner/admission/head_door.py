@@ -78,8 +78,8 @@ class HeadDoor(Doorkeeper):
         try:
             self._hear_forgiven()
             if now - self._renewed > STILL_HERE_S:
-                self._renewed = now
                 self.books.seen(peers, now)
+                self._renewed = now
             changes = self.books.changes
             if changes == self._changes:
                 return {}

@@ -1,8 +1,8 @@
 """What the run costs: each node's time by its state, and the bytes sent to it. Pure: told what happened, and when.
 
 Each node has an account, by name, so one that leaves and returns goes on with its own; of some ten thousand that are gone those
-that came first are folded into one sum. Time is charged up to each event at the
-price that applied until then. An event with an earlier time changes what applies from now on, and charges nothing twice.
+that came first are folded into one sum. Time is charged up to each event at the price that applied until then. An event with an
+earlier time changes what applies from now on, and charges nothing twice.
 What the learner itself costs is an account like any other. Must not know why a node is active.
 """
 

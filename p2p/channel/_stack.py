@@ -199,10 +199,10 @@ class _Swarm(Swarm):
     listening socket before ours finds it, and that changes nothing about who speaks first."""
     visits: Visits
     strangers: dict[Any, str]
-    """Connections that others made, of which none was admitted yet -> where each is from."""
+    """Connections that others made, and over which there was no link yet -> where each is from."""
 
     def admitted(self, muxed: Any) -> None:
-        """Whoever is at the other end of this connection is a peer of ours."""
+        """Whoever is at the other end of this connection has a link with us."""
         host = self.strangers.pop(muxed, None)
         if host is not None:
             self.visits.admitted(host, trio.current_time())

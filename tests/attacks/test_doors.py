@@ -225,9 +225,13 @@ async def test_who_comes_back_and_back_draws_a_few_states(tmp_path, autojump_clo
         await steps_made(bench, 3)
 
 
-async def test_a_link_that_takes_the_place_of_an_older_one_counts(tmp_path, autojump_clock) -> None:
+@pytest.mark.parametrize("kind_of_it", ["in memory", "mapped port", "met"])
+async def test_a_link_that_takes_the_place_of_an_older_one_counts(
+    tmp_path, autojump_clock, monkeypatch, kind_of_it: str
+) -> None:
     """One identity had 1,034 links a minute, each of which tells all others of it."""
     async with open_head(tmp_path / "run", standing={}, wall=wall) as bench:
+        monkeypatch.setattr(bench.head.swarm.peering.dialler, "kind_of_arrival", lambda peer: kind_of_it)
         who, links = Stranger(bench, 1).who, 0
         proof = sign_membership(HEAD, Membership(RUN, bench.head.epoch, who.peer_id, int(WALL + 1e6)))
         async with bench.switch.network(who.peer_id) as network:
