@@ -11,14 +11,15 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import runpy
 import sys
 import time
 
 from learner.head.trust import Trust
 
-EXPELLED = "node %s is expelled: "
-"""How the head's log line about it begins, before its arguments are put in."""
+EXPELLED = re.compile(r"node (\S+) is expelled: (.*)", re.DOTALL)
+"""The head's log line about it: who, and why."""
 
 
 class NodeWatch(logging.Handler):
@@ -32,8 +33,8 @@ class NodeWatch(logging.Handler):
         os.write(self._log, (json.dumps(values) + "\n").encode())
 
     def emit(self, record: logging.LogRecord) -> None:
-        if isinstance(record.msg, str) and record.msg.startswith(EXPELLED) and isinstance(record.args, tuple):
-            self.write("expelled", record.args[0], record.args[1], time.monotonic())
+        if found := EXPELLED.fullmatch(record.getMessage()):
+            self.write("expelled", *found.groups(), time.monotonic())
 
 
 def watch(log: int) -> None:
