@@ -32,7 +32,9 @@ def run_audits(config: LearnerConfig, head: Head, model: ModelFolder) -> Audits:
     )  # fmt: skip
     kept = run_dir / CALIBRATION_FILE
     given, earlier = read_calibration(a.calibration), kept_calibration(kept)
-    calibration = Calibration.of(given, calibration_writer(kept), earlier, exact=a.dtype == "float32")
+    calibration = Calibration.of(
+        given, calibration_writer(kept), earlier, exact=a.dtype == "float32", nucleus=r.top_p < 1
+    )  # fmt: skip
     start = partial(AuditorProcess, settings.text(), run_dir / "logs" / "auditor.log")
     return Audits(head, start, calibration, share=a.share, window=window, false_alarm=a.false_alarm,
                   device=a.device.partition(":")[0])  # fmt: skip

@@ -15,7 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from learner.audit.sequential import FAR, LOGPROB_SCALE, NEAR, NOISE_SCALES, HonestMeans, NodeTest, logit_differences
+from learner.audit.sequential import (
+    FAR,
+    LOGPROB_SCALE,
+    NEAR,
+    NOISE_SCALES,
+    HonestMeans,
+    NodeTest,
+    grossness,
+    logit_differences,
+)
 from p2p.errors import UsageError
 
 MARGIN = 1.5
@@ -41,7 +50,7 @@ LEAST_TOWARD = 0.15
 what other weights do: they agree by chance for all tokens of one prompt at once, whose mean had a standard deviation of some 0.1
 where that of all was zero (bench/audit.md). With 0.06, as measured token by token, an honest node was all but caught."""
 
-LEAST = HonestMeans(far=2e-4, near=5e-4, off=1e-3, bias=5e-4)
+LEAST = HonestMeans(far=2e-4, near=5e-4, gross=1e-5, off=1e-3, bias=5e-4)
 """Means are never taken for less: no sample is long enough to tell."""
 
 
@@ -58,8 +67,9 @@ class NodeArithmetic:
 
 
 def measure(
-    distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, suspected: Mapping[str, np.ndarray] | None = None
-) -> HonestMeans:
+    distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray,
+    suspected: Mapping[str, np.ndarray] | None = None,
+) -> HonestMeans:  # fmt: skip
     """From tokens of nodes that are known to be honest. `suspected`: of some suspects (see `NodeTest`) what these tokens' log
     probabilities are under their weights; without them nothing is bet on suspects. UsageError without tokens."""
     n = len(distance)
@@ -67,8 +77,8 @@ def measure(
         raise UsageError("a calibration needs tokens of trusted nodes")
     signed = np.clip((claimed - recomputed) / LOGPROB_SCALE, -1, 1) * LOGPROB_SCALE
 
-    def share(beyond: float, margin: float) -> float:
-        rate = float((distance > beyond).mean())
+    def share(beyond: np.ndarray, margin: float) -> float:
+        rate = float(beyond.mean())
         return margin * (rate + 4 * math.sqrt(max(rate, 1 / n) / n))
 
     def mean(values: np.ndarray) -> float:
@@ -80,7 +90,8 @@ def measure(
     level = float(logits.mean()) if len(logits) else 0.0
     products = [_toward(level, claimed, recomputed, values) for values in (suspected or {}).values()]
     return HonestMeans(
-        far=max(LEAST.far, share(FAR, MARGIN)), near=max(LEAST.near, share(NEAR, PROMPT_MARGIN)),
+        far=max(LEAST.far, share(distance > FAR, MARGIN)), near=max(LEAST.near, share(distance > NEAR, PROMPT_MARGIN)),
+        gross=max(LEAST.gross, mean(grossness(distance, shift))),
         off=max(LEAST.off, mean(np.abs(signed))), bias=max(LEAST.bias, mean(signed)),
         noise=tuple(map(_most, shares)), quiet=tuple(_most(1.0 - x) for x in shares),
         level=level, toward=min(1.0, max(products, default=1.0)),
@@ -123,7 +134,8 @@ def widest(means: Mapping[NodeArithmetic, HonestMeans], louder: float = OTHER_KI
         return tuple(map(max, zip(*values, strict=True))) if isinstance(values[0], tuple) else max(values)
 
     found = HonestMeans(**{name: most([column[name] for column in columns]) for name in columns[0]})
-    return replace(found, far=min(1.0, louder * found.far), noise=tuple(min(1.0, louder * share) for share in found.noise))
+    far, gross = (min(1.0, louder * share) for share in (found.far, found.gross))
+    return replace(found, far=far, gross=gross, noise=tuple(min(1.0, louder * share) for share in found.noise))
 
 
 def to_json(means: Mapping[NodeArithmetic, HonestMeans]) -> str:
@@ -147,7 +159,7 @@ what 1e-5 nats are."""
 SHIPPED: Mapping[NodeArithmetic, HonestMeans] = MappingProxyType({
     NodeArithmetic("transformers", "float32", "cpu"): FLOAT32,
     NodeArithmetic("vllm", "float32", "cpu"): FLOAT32,
-    NodeArithmetic("transformers", "bfloat16", "cpu"): HonestMeans(far=5e-3, near=0.25, off=0.12, bias=0.02),
+    NodeArithmetic("transformers", "bfloat16", "cpu"): HonestMeans(far=5e-3, near=0.25, gross=1e-4, off=0.12, bias=0.02),
 })
 """What kinds have that a run has not measured itself. Float32 is measured: no deviation of it came near LEAST (bench/audit.md).
 That of bfloat16 is chosen: some four times what an honest node of SmolLM2-135M has (further than NEAR 0.064, off 0.034 nats),
@@ -176,25 +188,32 @@ class Calibration:
     does not hold"""
     measured: frozenset[NodeArithmetic] = frozenset()
     """kinds that were measured, and are measured anew"""
+    nucleus: bool = False
+    """whether nodes draw from a nucleus (a top_p below 1): which tokens are in it is rounding as well, so a draw that is grossly
+    off may be honest, and nothing is bet on it"""
     _seen: dict[NodeArithmetic, list[list[np.ndarray]]] = field(default_factory=dict, init=False, repr=False)
-    """distances, claimed and recomputed log probabilities of trusted nodes"""
+    """distances, claimed and recomputed log probabilities, and shifts of trusted nodes"""
     _tokens: dict[NodeArithmetic, int] = field(default_factory=dict, init=False, repr=False)
     _measured_at: dict[NodeArithmetic, int] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(
         cls, text: str, changed: Callable[[str], None], measured: Mapping[NodeArithmetic, HonestMeans] = MappingProxyType({}),
-        *, exact: bool = True,
+        *, exact: bool = True, nucleus: bool = False,
     ) -> Calibration:  # fmt: skip
         """With what a file gives, and what the run itself `measured` in an earlier life. UsageError when the file is none of
         `to_json`."""
         given, own = _not_shipped(from_json(text) if text else {}), _not_shipped(measured)
         shipped = {kind: m for kind, m in SHIPPED.items() if exact or kind.dtype != "float32"}
-        return cls({**shipped, **own, **given}, frozenset(given), changed, exact, frozenset(own) - frozenset(given))
+        return cls({**shipped, **own, **given}, frozenset(given), changed, exact, frozenset(own) - frozenset(given), nucleus)
 
     def honest(self, kind: NodeArithmetic) -> HonestMeans:
         """What a node of this kind, by its own word, is held to. Of one that nobody measured: what other engines have with its
         type and device, else the widest of all that is known."""
+        found = self._honest(kind)
+        return replace(found, gross=1.0) if self.nucleus else found
+
+    def _honest(self, kind: NodeArithmetic) -> HonestMeans:
         bounds = self.means
         found = self.measured | self.given
         if any(known.dtype == "bfloat16" for known in found):  # what is shipped for want of a measurement is no more needed
@@ -223,19 +242,21 @@ class Calibration:
         nodes gave ENOUGH. None of an auditor that rounds itself."""
         return max(0, ENOUGH - self.tokens(kind)) if self.exact and kind not in self.given else 0
 
-    def add(self, kind: NodeArithmetic, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray) -> None:
+    def add(
+        self, kind: NodeArithmetic, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray
+    ) -> None:
         """Tokens of a trusted node, or of the auditor itself. The kind is measured once there are ENOUGH, each time that they
         have doubled, and with PLENTY for the last time."""
         if not self.wants(kind) or not len(distance):
             return
-        columns = self._seen.setdefault(kind, [[], [], []])
-        for column, values in zip(columns, (distance, claimed, recomputed), strict=True):
+        columns = self._seen.setdefault(kind, [[], [], [], []])
+        for column, values in zip(columns, (distance, claimed, recomputed, shift), strict=True):
             column.append(values)
         self._tokens[kind] = tokens = self._tokens.get(kind, 0) + len(distance)
         if tokens >= max(ENOUGH, 2 * self._measured_at.get(kind, 0)) or tokens >= PLENTY:
             self._measured_at[kind] = tokens
-            distances, said, found = map(np.concatenate, columns)
-            self.means[kind] = measure(distances, said, found)
+            distances, said, found, shifts = map(np.concatenate, columns)
+            self.means[kind] = measure(distances, said, found, shifts)
             self.measured |= {kind}
             self.changed(to_json({k: m for k, m in self.means.items() if k in self.measured or k in self.given}))
         if tokens >= PLENTY:
@@ -259,7 +280,8 @@ def _means(row: Any) -> HonestMeans:
     made = HonestMeans(**values)
     if not len(made.noise) == len(made.quiet) == len(NOISE_SCALES):
         raise ValueError(f"noise is kept at {len(NOISE_SCALES)} scales")
-    if not all(x > 0 and math.isfinite(x) for x in (made.far, made.near, made.off, made.toward, *made.noise, *made.quiet)):
+    above_zero = (made.far, made.near, made.gross, made.off, made.toward, *made.noise, *made.quiet)
+    if not all(x > 0 and math.isfinite(x) for x in above_zero):
         raise ValueError("each mean is a number above 0")
     if not all(x >= 0 and math.isfinite(x) for x in (made.bias, made.level)):
         raise ValueError("bias and level are numbers, 0 at the least")

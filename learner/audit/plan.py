@@ -20,7 +20,8 @@ import numpy as np
 
 from learner.audit.calibration import Calibration, NodeArithmetic
 from learner.audit.choosing import chosen
-from learner.audit.sequential import FALSE_ALARM, NOTABLE, NodeTest, Verdict
+from learner.audit.long_ones import LongCompletions
+from learner.audit.sequential import FALSE_ALARM, NOTABLE, NodeTest, Verdict, grossness
 from learner.audit.versions import ChosenVersions
 from learner.audit.waiting import WaitingLines
 from learner.standing.standing import Standing
@@ -36,6 +37,12 @@ MOST_TESTED = 2_000
 """Nodes, gone ones among them, of which tests are kept: each is dozens of small arrays. Of more, those are forgotten that are
 gone and were tested longest ago; one that comes back then is tested from the beginning."""
 
+
+MAY_BE_GROSS = 1e-3
+"""Mean of `grossness` from which on nothing follows from a single token of a node of such a kind."""
+
+MOST_LOOKED_AT = 4_096
+"""Completions of which it is remembered what was checked while they went on."""
 
 LATELY = 256
 """Tokens after which a node's second test begins anew. What the first one's bets lost on its honest tokens has to be won back
@@ -64,6 +71,8 @@ class Deviations(NamedTuple):
     distance: np.ndarray
     claimed: np.ndarray
     recomputed: np.ndarray
+    shift: np.ndarray
+    """see `learner.audit.statistic`"""
 
 
 class ToldKind(NamedTuple):
@@ -88,6 +97,8 @@ class Check:
     kinds: tuple[NodeArithmetic, ...]
     """of each part's node, as it said when the completion ended"""
     given: tuple[tuple[int, int], ...] = ()
+    whole: bool = False
+    """it has ended, and `parts` are all of it, of one node's making"""
 
     @property
     def length(self) -> int:
@@ -102,6 +113,8 @@ class Judged(NamedTuple):
     tokens: int
     """that were looked at"""
     verdict: Verdict
+    whole: bool = False
+    """they are a whole completion, which nobody else had a part in"""
 
 
 def parts_of(trajectory: Trajectory) -> Iterator[MadePart]:
@@ -142,32 +155,61 @@ class AuditPlan:
     _tests: dict[str, dict[NodeArithmetic, NodeTest]] = field(default_factory=dict, init=False, repr=False)
     _lately: dict[str, NodeTest] = field(default_factory=dict, init=False, repr=False)
     """by node, of its last tokens alone: nobody is called wrong by it"""
+    _long: LongCompletions = field(init=False, repr=False)
+    _looked_at: dict[tuple[int, int], tuple[MadePart, ...]] = field(default_factory=dict, init=False, repr=False)
+    """(group, seed) -> what was checked of a completion while it went on"""
     _kinds: dict[str, ToldKind] = field(default_factory=dict, init=False, repr=False)
     """as told last, of nodes that may be gone"""
 
     def __post_init__(self) -> None:
         self._waiting = WaitingLines(self._drop)
         self.versions = ChosenVersions(self.secret)
+        self._long = LongCompletions(self._is_here)
 
     # ---- what is checked
 
     def whole(self, group: Group) -> None:
         """A group's completions have ended: those that are chosen wait from here on."""
         for member, trajectory in enumerate(group.trajectories):
-            parts = []
-            for part in parts_of(trajectory):
-                if not self._chosen(part, group.group_id, member):
-                    continue
-                if part.version.epoch != self.epoch or self._mixed(trajectory, part):
-                    self.counts["unknown"] += part.stop - part.first
-                else:
-                    parts.append(part)
-            if parts:
-                self._wait(Check(
-                    group.group_id, member, trajectory.prompt_ids, trajectory.completion_ids, trajectory.logprobs,
-                    seed=trajectory.seed, parts=tuple(parts), kinds=tuple(self._kind(part.node).arithmetic for part in parts),
-                    given=tuple((gap.start, gap.stop) for gap in trajectory.given),
-                ))  # fmt: skip
+            made = list(parts_of(trajectory))
+            long = self._long.ended(sum(part.stop - part.first for part in made))
+            seen = self._looked_at.pop((group.group_id, trajectory.seed), None)
+            made = made if seen is None else list(_behind(made, seen))
+            by_chance = [part for part in made if self._chosen(part, group.group_id, member)]
+            more = [part for part in made if part not in by_chance and self._takes_long(part, long)]
+            whole = seen is None and made == by_chance + more and len({part.node for part in made}) == 1
+            self._check(group.group_id, member, trajectory, sorted(by_chance + more), soon=bool(more), whole=whole)
+
+    @property
+    def long_from(self) -> float:
+        """Tokens from which a completion is long beside others; inf while that is not known."""
+        return self._long.least
+
+    def running(self, group_id: int, trajectory: Trajectory) -> None:
+        """A long completion goes on, and is waited for: what there is of it is checked at once, where its makers' allowances have
+        room. Once each: what comes behind is checked as others when it has ended."""
+        key = (group_id, trajectory.seed)
+        if key in self._looked_at:
+            return
+        parts = [part for part in parts_of(trajectory) if self._takes_long(part, long=True)]
+        if parts:
+            self._looked_at[key] = tuple(parts)
+            while len(self._looked_at) > MOST_LOOKED_AT:  # of groups that were given up
+                del self._looked_at[next(iter(self._looked_at))]
+            self._check(group_id, -1, trajectory, parts, soon=True, whole=False)
+
+    def _check(
+        self, group_id: int, member: int, trajectory: Trajectory, chosen_parts: Sequence[MadePart], *, soon: bool, whole: bool
+    ) -> None:
+        """These parts wait, as far as there is a state that they can be scored under."""
+        parts = [p for p in chosen_parts if p.version.epoch == self.epoch and not self._mixed(trajectory, p)]
+        self.counts["unknown"] += sum(p.stop - p.first for p in chosen_parts if p not in parts)
+        if parts:
+            self._wait(Check(
+                group_id, member, trajectory.prompt_ids, trajectory.completion_ids, trajectory.logprobs,
+                seed=trajectory.seed, parts=tuple(parts), kinds=tuple(self._kind(part.node).arithmetic for part in parts),
+                given=tuple((gap.start, gap.stop) for gap in trajectory.given), whole=whole and len(parts) == len(chosen_parts),
+            ), soon)  # fmt: skip
 
     def published(self, version: Version, size: int = 0) -> int:
         """A version is out; see `ChosenVersions.published`."""
@@ -189,8 +231,8 @@ class AuditPlan:
 
     @property
     def urgent(self) -> bool:
-        """Whether a completion waits of which all are checked: of a node that is not proven, or was doubted."""
-        return self._waiting.strangers
+        """Whether a completion waits of a node of which all are checked, which is not proven or was doubted; or a long one."""
+        return self._waiting.some_soon
 
     def waits_for(self) -> set[Version]:
         """The versions under which what waits is scored."""
@@ -224,22 +266,26 @@ class AuditPlan:
             tokens = len(deviations.distance)
             if self.standing.trusts(part.node):
                 self.counts["calibrated"] += tokens
-                self.calibration.add(kind, deviations.distance, deviations.claimed, deviations.recomputed)
+                self.calibration.add(kind, *deviations)
                 continue
             self.counts["checked"] += tokens
             test = self._test(part.node, kind)
             test.honest = self.calibration.honest(kind)
             was = test.caught_at
             verdict = test.look(*deviations)
-            verdict = replace(verdict, notable=verdict.notable or self._notable(part.node, test, deviations))
+            verdict = replace(
+                verdict, notable=verdict.notable or self._notable(part.node, test, deviations),
+                gross=int((grossness(deviations.distance, deviations.shift) >= 1.0).sum()) * (test.honest.gross < MAY_BE_GROSS),
+            )  # fmt: skip
             self.counts["caught"] += bool(test.caught_at and not was)
             before = said.get(part.node)
             if before is not None and before[1].caught:
                 verdict = before[1]
-            elif before is not None and before[1].notable:
-                verdict = replace(verdict, notable=True)
+            elif before is not None:
+                verdict = replace(verdict, notable=verdict.notable or before[1].notable, gross=verdict.gross + before[1].gross)
             said[part.node] = (tokens + (before[0] if before is not None else 0), verdict)
-        return [Judged(node, tokens, verdict) for node, (tokens, verdict) in said.items()]
+        whole = check.whole and all(deviations is not None for deviations in found)
+        return [Judged(node, tokens, verdict, whole) for node, (tokens, verdict) in said.items()]
 
     def own(self, found: Deviations) -> bool:
         """What the auditor itself would have come to as a node of the kind `own_kind`. Whether it is measured with these."""
@@ -263,14 +309,21 @@ class AuditPlan:
     # ---- inside
 
     def _chosen(self, part: MadePart, group_id: int, member: int) -> bool:
-        times = self.versions.times(part.version)
+        times, tokens = self.versions.times(part.version), part.stop - part.first
         if self.standing.trusts(part.node):
             return times > 0 and self.calibrates() and self.calibration.wants(self._kind(part.node).arithmetic)
         share = self.standing.audit_share(part.node)
         if share < 1.0:
-            self.versions.made(part.stop - part.first)
+            self.versions.made(tokens)
+            self._long.made(part.node, tokens, share)
             share *= times
         return share > 0 and chosen(self.secret, group_id, member, share)
+
+    def _takes_long(self, part: MadePart, long: bool) -> bool:
+        """Whether a part that was not chosen is checked since its completion is long."""
+        node, tokens = part.node, part.stop - part.first
+        some = not self.standing.trusts(node) and self.standing.audit_share(node) > 0
+        return long and some and self._long.takes(node, tokens)
 
     def _kind(self, node: str) -> ToldKind:
         kind = self.kind_of(node)
@@ -289,12 +342,12 @@ class AuditPlan:
         begun = next((m.start for m in reversed(trajectory.makers) if m.start <= part.first), 0)
         return self._kind(part.node).keeps and part.first > begun
 
-    def _wait(self, check: Check) -> None:
+    def _wait(self, check: Check, soon: bool) -> None:
         by_node = Counter[str]()
         for part in check.parts:
             by_node[part.node] += part.stop - part.first
         node = by_node.most_common(1)[0][0]
-        self._waiting.add(node, check, stranger=self.all_of(node))
+        self._waiting.add(node, check, soon=soon or self.all_of(node))
 
     def _drop(self, check: Check) -> None:
         self.counts["dropped"] += sum(part.stop - part.first for part in check.parts)
@@ -326,6 +379,15 @@ class AuditPlan:
         if kind not in tests:
             tests[kind] = kind_test(self.calibration, kind, self.false_alarm, len(tests))
         return tests[kind]
+
+
+def _behind(made: Sequence[MadePart], seen: Sequence[MadePart]) -> Iterator[MadePart]:
+    """Without what was seen before: no token is bet on twice."""
+    until = {part.first: part.stop for part in seen}
+    for part in made:
+        first = min(until.get(part.first, part.first), part.stop)
+        if first < part.stop:
+            yield part._replace(first=first)
 
 
 UNTOLD = ToldKind(NodeArithmetic("unknown", "unknown", "unknown"))

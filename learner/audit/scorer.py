@@ -29,6 +29,7 @@ class Scored(NamedTuple):
     distance: np.ndarray
     claimed: np.ndarray
     recomputed: np.ndarray
+    shift: np.ndarray
 
 
 @torch.no_grad()
@@ -47,12 +48,12 @@ def score(
         else:
             chosen = [int(token) for i in batch for token in drawn[i].tokens]
             claimed = [float(logprob) for i in batch for logprob in drawn[i].logprobs]
-        parts = [Distances(np.empty(0), np.empty(0))]
+        parts = [Distances(np.empty(0), np.empty(0), np.empty(0))]
         for part, logits in rows.logits():
             ids = torch.tensor(chosen[part], dtype=torch.long, device=logits.device)
             parts.append(distances(logits, ids, rows.uniforms[part], temperature, top_p))
-        distance, recomputed = (np.concatenate(column) for column in zip(*parts, strict=True))
-        columns = map(rows.split, (distance, np.array(claimed, np.float64), recomputed))
+        distance, recomputed, shift = (np.concatenate(column) for column in zip(*parts, strict=True))
+        columns = map(rows.split, (distance, np.array(claimed, np.float64), recomputed, shift))
         return [Scored(*row) for row in zip(*columns, strict=True)]
 
     return _in_batches(model, claims, of_batch)

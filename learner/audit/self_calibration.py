@@ -35,7 +35,7 @@ def measure_bfloat16(
     together. `scored`: what `score` found of them; `model`, in float32, is as it was for that, and is left so."""
     places = list(_places_of_nobodys_choice(claims, scored, most))
     if not places:
-        return Scored(np.empty(0), np.empty(0), np.empty(0))
+        return Scored(*(np.empty(0) for _ in Scored._fields))
     with _in_bfloat16(model):
         drawn = draw(model, places, temperature, top_p)
     found = score(model, places, temperature, top_p, drawn)

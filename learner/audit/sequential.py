@@ -22,6 +22,10 @@ import numpy as np
 STAKES = (0.02, 0.1, 0.3, 0.7, 0.95)
 """Shares of the most that may be staked without ever losing all: small ones find small deviations in many tokens."""
 
+RARE, RARE_STAKES = ("far", "gross"), (5e-4, 2e-3, 8e-3)
+"""Statistics of what hardly ever happens, and the shares that are staked on them beside STAKES. A stake of a fiftieth is lost on
+the honest tokens before the next such event: with STAKES alone one wrong token in 300 was never found (bench/audit.md)."""
+
 FALSE_ALARM = 1e-4
 """Chance that an honest node is ever called wrong, however long it is looked at."""
 
@@ -34,6 +38,17 @@ FAR = 0.05
 
 NEAR = 0.005
 """A distance beyond which a token counts as near: rounding moves an interval's edge by less."""
+
+GROSS = 1.0
+"""Nats of a shift (see `learner.audit.statistic`) from which on a token is grossly off: no rounding draws it (bench/audit.md has
+what honest nodes' shifts are)."""
+
+GROSS_POWER = 4
+"""Smaller shifts count as this power of their share of GROSS: a half as a sixteenth. So the mean of what rounding does, which is
+all but nothing, can be measured with some thousand tokens, where none of them is gross."""
+
+GROSS_DISTANCE = 1e-3
+"""Distance that such a token has at the least: of what is nearer the sums of the probabilities themselves may be rounded."""
 
 LOGPROB_SCALE = 1.0
 """Nats: differences of log probabilities are counted up to this."""
@@ -76,6 +91,8 @@ class HonestMeans:
     """share of tokens whose draw is further than FAR from its interval"""
     near: float = 1e-2
     """the same for NEAR"""
+    gross: float = 1.0
+    """mean of `grossness`; 1: not measured, and any is honest"""
     off: float = 0.05
     """mean of |claimed - recomputed log probability|, in nats, up to LOGPROB_SCALE"""
     bias: float = 0.01
@@ -101,6 +118,8 @@ class Verdict:
     """the statistic that says most against it, with its mean and the honest one; "" where none does"""
     notable: bool = False
     """there is evidence against it now, and not enough: a NOTABLE part of the log"""
+    gross: int = 0
+    """tokens of the last ones that are grossly off, where its kind has hardly any: it is not believed for a while"""
 
 
 @dataclass
@@ -134,32 +153,37 @@ class NodeTest:
     """suspect -> sum of its differences' amounts, and their number"""
 
     def look(
-        self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, suspected: Mapping[str, np.ndarray] | None = None
-    ) -> Verdict:
-        """More of its tokens: distances, and log probabilities (nats) as claimed and as they are; of some suspects also what they
-        would be under their weights. No number is far off."""
-        self.log_path(distance, claimed, recomputed, suspected)
+        self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray | None = None,
+        suspected: Mapping[str, np.ndarray] | None = None,
+    ) -> Verdict:  # fmt: skip
+        """More of its tokens: distances, log probabilities (nats) as claimed and as they are, and shifts (None: nothing is known
+        of them); of some suspects also what log probabilities would be under their weights. No number is far off."""
+        self.log_path(distance, claimed, recomputed, shift, suspected)
         return self.verdict()
 
     def log_path(
-        self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, suspected: Mapping[str, np.ndarray] | None = None
-    ) -> np.ndarray:
+        self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray | None = None,
+        suspected: Mapping[str, np.ndarray] | None = None,
+    ) -> np.ndarray:  # fmt: skip
         """As `look`; returns `log_evidence` after each of these tokens, for they may be looked at one by one."""
         suspected, path, first = suspected or {}, [np.empty(0)], 0
+        shift = np.full(len(distance), np.nan) if shift is None else shift
         while first < len(distance):  # up to where money is handed out, or to the end
             part = slice(first, first + HANDED_OUT_EVERY - self.tokens % HANDED_OUT_EVERY)
             under = {name: values[part] for name, values in suspected.items()}
-            path.append(self._path_of_block(distance[part], claimed[part], recomputed[part], under))
+            path.append(self._path_of_block(distance[part], claimed[part], recomputed[part], shift[part], under))
             first = part.stop
         return np.concatenate(path)
 
     def _path_of_block(
-        self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, suspected: Mapping[str, np.ndarray]
-    ) -> np.ndarray:
+        self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray,
+        suspected: Mapping[str, np.ndarray],
+    ) -> np.ndarray:  # fmt: skip
         paths, idle = [np.empty((0, len(distance)))], 0
         block, done = divmod(self.tokens, HANDED_OUT_EVERY)
         handed_out = _handed_out(block) if block and not done else -math.inf
-        for name, values, mean in self._statistics(distance, claimed, recomputed, suspected):
+        for name, values, mean in self._statistics(distance, claimed, recomputed, shift, suspected):
+            shares = _stakes(name)
             sums, recent = self._sums.setdefault(name, np.zeros(2)), self._recent.setdefault(name, np.zeros((2, 2)))
             known = ~np.isnan(values)
             seen = float(values[known].sum()), float(known.sum())
@@ -170,14 +194,14 @@ class NodeTest:
             before = self._wealth.get(name)
             if mean >= 1.0:  # nothing to bet on
                 if before is None:
-                    idle += len(STAKES)
+                    idle += len(shares)
                 else:
-                    paths.append(np.broadcast_to(before[:, None], (len(STAKES), len(values))))
+                    paths.append(np.broadcast_to(before[:, None], (len(shares), len(values))))
                 continue
             late_bet = name.startswith(LATE)
             if before is None:
-                before = np.full(len(STAKES), -math.inf if late_bet else 0.0)
-            stakes = np.array(STAKES)[:, None] / mean
+                before = np.full(len(shares), -math.inf if late_bet else 0.0)
+            stakes = np.array(shares)[:, None] / mean
             gains = np.log1p(np.clip(stakes * np.where(known, values - mean, 0.0)[None, :], -1 + 1e-12, None))
             if late_bet:
                 before = np.logaddexp(before, handed_out)
@@ -199,7 +223,7 @@ class NodeTest:
         """Log of the money of the mixture of all bets. A bound on the log of the chance that an honest node gets so far, with its
         sign turned."""
         every = np.array([w for wealth in self._wealth.values() for w in wealth])
-        idle = len(STAKES) * len(self._means()) - len(every)
+        idle = sum(len(_stakes(name)) for name in self._means()) - len(every)
         return float(_log_mean(every[:, None], idle)[0])
 
     def verdict(self) -> Verdict:
@@ -222,7 +246,8 @@ class NodeTest:
     def _means(self) -> dict[str, float]:
         h = self.honest
         shift = h.bias / LOGPROB_SCALE / 2
-        means = {"far": h.far, "near": h.near, "off": h.off / LOGPROB_SCALE, "above": 0.5 + shift, "below": 0.5 + shift}
+        means = {"far": h.far, "near": h.near, "gross": h.gross}
+        means |= {"off": h.off / LOGPROB_SCALE, "above": 0.5 + shift, "below": 0.5 + shift}
         means |= {f"noise {scale:g}": mean for scale, mean in zip(NOISE_SCALES, h.noise, strict=True)}
         means |= {f"quiet {scale:g}": mean for scale, mean in zip(NOISE_SCALES, h.quiet, strict=True)}
         wide = LATE_MARGIN * shift
@@ -231,8 +256,9 @@ class NodeTest:
         return means | late | {f"toward {name}": (1 + h.toward) / 2 for name in self.suspects}
 
     def _statistics(
-        self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, suspected: Mapping[str, np.ndarray]
-    ) -> list[tuple[str, np.ndarray, float]]:
+        self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray,
+        suspected: Mapping[str, np.ndarray],
+    ) -> list[tuple[str, np.ndarray, float]]:  # fmt: skip
         """Name, values in [0, 1] and nan where a token says nothing, and the honest mean. Always the same names: the mixture's
         shares may not depend on what is seen."""
         with np.errstate(invalid="ignore"):
@@ -242,6 +268,7 @@ class NodeTest:
         values = {
             "far": (distance > FAR).astype(np.float64), "near": (distance > NEAR).astype(np.float64), "off": np.abs(signed),
             "above": (1 + signed) / 2, "below": (1 - signed) / 2,
+            "gross": grossness(distance, shift),
         }  # fmt: skip
         logits = logit_differences(claimed, recomputed)
         for scale in NOISE_SCALES:
@@ -266,6 +293,16 @@ class NodeTest:
             pace = before[0] / before[1]  # not a number for the very first: it is no bet
             toward = np.clip(logits / (2 * self.honest.level), -1, 1) * np.clip(others / (2 * pace), -1, 1)
         return (1 + toward) / 2
+
+
+def grossness(distance: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    """How far beyond rounding tokens are, in [0, 1], one entry a token: 1 from a shift of GROSS on. nan where the shift is."""
+    return np.where(distance <= GROSS_DISTANCE, 0.0 * shift, np.minimum(shift / GROSS, 1.0) ** GROSS_POWER)
+
+
+def _stakes(name: str) -> tuple[float, ...]:
+    """Shares that are staked on this statistic."""
+    return (*RARE_STAKES, *STAKES) if name.removeprefix(LATE) in RARE else STAKES
 
 
 def _handed_out(block: int) -> float:
@@ -305,17 +342,19 @@ class KindsTest:
         """the most that the least of the kinds' evidence ever was"""
 
     def look(
-        self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, suspected: Mapping[str, np.ndarray] | None = None
-    ) -> Verdict:
+        self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray | None = None,
+        suspected: Mapping[str, np.ndarray] | None = None,
+    ) -> Verdict:  # fmt: skip
         """As `NodeTest.look`."""
-        self.log_path(distance, claimed, recomputed, suspected)
+        self.log_path(distance, claimed, recomputed, shift, suspected)
         return self.verdict()
 
     def log_path(
-        self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, suspected: Mapping[str, np.ndarray] | None = None
-    ) -> np.ndarray:
+        self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray | None = None,
+        suspected: Mapping[str, np.ndarray] | None = None,
+    ) -> np.ndarray:  # fmt: skip
         """As `NodeTest.log_path`."""
-        paths = [test.log_path(distance, claimed, recomputed, suspected) for test in self.tests.values()]
+        paths = [test.log_path(distance, claimed, recomputed, shift, suspected) for test in self.tests.values()]
         path: np.ndarray = np.minimum.reduce(paths)
         if len(path):
             self.most_evidence = max(self.most_evidence, float(path.max()))
@@ -342,6 +381,7 @@ def _words(name: str) -> str:
 WORDS = {
     "far": f"share of tokens further than {FAR} from their seeded draw",
     "near": f"share of tokens further than {NEAR} from their seeded draw",
+    "gross": f"tokens that no rounding draws (logits would have to be off by {GROSS:g} nat)",
     "off": "mean difference of log probabilities (nats)",
     "above": "claimed log probabilities are too high (0.5 is fair)",
     "below": "claimed log probabilities are too low (0.5 is fair)",

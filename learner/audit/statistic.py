@@ -6,6 +6,10 @@ drawn (the family of Token-DiFR and IPT-LS, arXiv 2511.02620). Equality is no te
 high entropy neighbours are narrow. The **distance** of u from the claimed token's interval is: it is 0 for the very token, small
 where an edge moved, and of the order of a token's probability where the token was not drawn so.
 
+How far rounding can move an edge depends on where it is: hardly at all where one token is all but certain. So there is the
+**shift** as well: by how many nats every logit must have been off, at the least, for the seed to draw the claimed token. When no
+logit is off by more than d, the odds of "this token or one before it" change by a factor of at most exp(2 d / temperature).
+
 Must not know models, nodes or what follows.
 """
 
@@ -21,6 +25,10 @@ CHUNK_VALUES = 1 << 24
 """Logits that are looked at together: 128 MiB in float64. No array of all tokens and the whole vocabulary is made."""
 
 
+MOST_SHIFT = 100.0
+"""Nats: a shift is never said to be more."""
+
+
 class Distances(NamedTuple):
     """One entry a token, float64."""
 
@@ -28,6 +36,8 @@ class Distances(NamedTuple):
     """of the seeded number from the claimed token's interval, in [0, 1]; 1 for a token of probability zero"""
     logprob: np.ndarray
     """of the claimed token, in nats, under the checker's own distribution; -inf outside the nucleus"""
+    shift: np.ndarray
+    """of logits, in nats, at the least, with which it would have been drawn; MOST_SHIFT for a token of probability zero"""
 
 
 def distances(logits: Tensor, ids: Tensor, draws: np.ndarray, temperature: float = 1.0, top_p: float = 1.0) -> Distances:
@@ -38,7 +48,7 @@ def distances(logits: Tensor, ids: Tensor, draws: np.ndarray, temperature: float
         part = slice(first, first + rows)
         found.append(_distances(logits[part], ids[part], torch.from_numpy(draws[part]), temperature, top_p))
     if not found:
-        return Distances(np.empty(0), np.empty(0))
+        return Distances(np.empty(0), np.empty(0), np.empty(0))
     return Distances(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 
@@ -53,7 +63,17 @@ def _distances(logits: Tensor, ids: Tensor, draws: Tensor, temperature: float, t
     u = draws.to(logp.device)
     distance = torch.maximum(upper - own - u, u - upper).clamp(min=0.0)
     distance = torch.where(own > 0, distance, torch.ones_like(distance))
-    return Distances(distance.cpu().numpy(), logp.gather(-1, chosen)[:, 0].cpu().numpy())
+    logprob, shift = logp.gather(-1, chosen)[:, 0], _shift(upper - own, upper, u, temperature)
+    shift = torch.where(own > 0, shift, torch.full_like(shift, MOST_SHIFT))
+    return Distances(distance.cpu().numpy(), logprob.cpu().numpy(), shift.cpu().numpy())
+
+
+def _shift(lower: Tensor, upper: Tensor, u: Tensor, temperature: float) -> Tensor:
+    """For intervals [lower, upper) and seeded numbers u, float64 [n]: half of the least change of log odds that brings u into
+    them, in nats before the division by the temperature."""
+    at, under, over = (torch.logit(edge.clamp(0.0, 1.0)) for edge in (u, lower, upper))
+    shift = torch.where(u >= upper, at - over, torch.where(u < lower, under - at, torch.zeros_like(u)))
+    return (shift * (temperature / 2)).nan_to_num(nan=MOST_SHIFT).clamp(0.0, MOST_SHIFT)
 
 
 class SeededDraws(NamedTuple):

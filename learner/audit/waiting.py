@@ -1,6 +1,7 @@
 """What waits to be checked: bounded, and taken in turn, so that a crowd of strangers keeps nobody else's checks waiting. Pure.
 
-Strangers and proven nodes take turns, and within each kind the nodes do. Must not know how a completion is chosen or checked.
+What is to be checked soon (strangers' completions, and long ones) and what has time take turns, and within each kind the nodes
+do. Must not know how a completion is chosen or checked.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ class WaitingLines(Generic[Waits]):
     _kinds: tuple[dict[str, _Line[Waits]], dict[str, _Line[Waits]]] = field(
         default_factory=lambda: ({}, {}), init=False, repr=False
     )
-    """of proven nodes, of strangers: node -> its line, in the order of turns"""
+    """of what has time, of what is to be checked soon: node -> its line, in the order of turns"""
     _turn: bool = field(default=True, init=False, repr=False)
-    """whether it is the strangers'"""
+    """whether it is that of what is to be checked soon"""
 
-    def add(self, node: str, item: Waits, *, stranger: bool) -> None:
+    def add(self, node: str, item: Waits, *, soon: bool) -> None:
         """It waits, unless its node has as much waiting as it may. When all places are taken the kind with most gives one up, and
         of its nodes the one with most."""
-        line = self._kinds[stranger].setdefault(node, _Line())
+        line = self._kinds[soon].setdefault(node, _Line())
         if line.items and line.tokens + item.length > self.peer_tokens:
             self.dropped(item)
             return
@@ -89,8 +90,8 @@ class WaitingLines(Generic[Waits]):
                     self.dropped(self._take(kind, name))
 
     @property
-    def strangers(self) -> bool:
-        """Whether anything of a stranger's waits."""
+    def some_soon(self) -> bool:
+        """Whether anything waits that is to be checked soon."""
         return bool(self._kinds[True])
 
     def __iter__(self) -> Iterator[Waits]:

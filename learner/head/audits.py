@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from learner.head.node_state import NodeState
 from learner.head.trust import Trust
 from learner.publish.published import Published
 from learner.publish.publisher import Publisher
+from learner.rollouts.group import RunningGroup, so_far
 from learner.trajectory import Group
 from p2p.errors import UsageError
 from p2p.protocol.versions import Catalog, CatalogEntry
@@ -120,6 +121,16 @@ class Audits:
             self.plan.whole(group)
             if self.plan.waiting:
                 self._work.set()
+
+    def held_up(self, groups: Iterable[RunningGroup]) -> None:
+        """The trainer waits for these: what is long of them is checked as far as it was made."""
+        least = self.plan.long_from
+        for group in () if self.over else groups:
+            for member in group.members:
+                if member.node and len(member.completion.ids) >= least:
+                    self.plan.running(group.group_id, so_far(group, member))
+        if self.plan.waiting:
+            self._work.set()
 
     def sealed(self, published: Published) -> bool:
         """A version is out. Whether the auditor would rather have its state whole: it is looked at, those before it were not, and
@@ -295,10 +306,13 @@ class Audits:
         return True
 
     def _judge(self, judged: Judged) -> None:
-        node, tokens, verdict = judged
+        node, tokens, verdict, whole = judged
         if not verdict.caught:
-            self._run.trust.standing.checked(node, tokens)
-            if verdict.notable:
+            self._run.trust.standing.checked(node, tokens, whole=whole and not verdict.gross)
+            if verdict.gross:  # one in each completion is all that it takes to make completions long, or to change what they say
+                why = f"audits: {verdict.gross} of its tokens are not what its seed draws"
+                self._run.trust.odd(node, why, trio.current_time())
+            elif verdict.notable:
                 self._run.trust.standing.recheck(node)
             return
         self.plan.drop(node)

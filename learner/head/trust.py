@@ -20,6 +20,7 @@ from learner.standing.mismatch import MismatchWatch
 from learner.standing.port import NodeConduct
 from learner.standing.shares import MadeOfLate, NodeHolding, limits
 from learner.standing.standing import Standing, StandingRules
+from learner.standing.wave import WaveWatch
 from learner.trajectory import Group, Maker
 from p2p.complaints import complain
 from p2p.forgetting import forget_oldest, renewed
@@ -34,6 +35,10 @@ APART_S = 10.0
 SPARE_S = 0.5
 """While the unproven made more than their share, one of them is given one sequence so often: else large honest nodes would wait
 long beside one small proven one."""
+
+ODD_REST_S = 60.0
+"""Seconds for which a node gets no work of which a token was grossly off. On trial alone it would hold a step up for a moment
+again and again, and lose each sequence before there is more to judge it by."""
 
 log = logging.getLogger("shoal.head")
 
@@ -54,7 +59,7 @@ class Trust(NodeConduct, PeerConduct):
         self._nodes, self._wall, self._expel = nodes, wall, expel
         self.back_offs = BackOffs(nodes)
         self._made, self._spare_at, self._with_unproven = MadeOfLate(), 0.0, 0
-        self.mismatch = MismatchWatch(max_staleness)
+        self.mismatch, self._wave = MismatchWatch(max_staleness), WaveWatch()
         self.take_back: Callable[[str], TakenBack] = lambda peer: TakenBack()
         """makes what a caught node made again, as far as the trainer does not have it; the head sets it"""
         self.taken = TakenBack()
@@ -78,6 +83,29 @@ class Trust(NodeConduct, PeerConduct):
 
     def doubt(self, peer: str, why: str) -> None:
         self._follow(peer, self.standing.doubt(peer, why, self._wall()))
+
+    def odd(self, peer: str, why: str, now: float) -> None:
+        """Some of what it made is not what was asked for, and not enough to expel it for good: what the trainer does not have of
+        it is made again, it is doubted, and it rests. `now` is of the head's clock. sqlite3.Error as of `caught`."""
+        if self.standing.trusts(peer):
+            return
+        self._found_wrong(peer, why)
+        back = self._make_again(peer)
+        complain(log, peer, f"node {peer} is not believed for now: {why:.300}; {back}")
+        self.back_offs.more(peer, now, ODD_REST_S)
+        self.doubt(peer, why)
+
+    def _make_again(self, peer: str) -> TakenBack:
+        back = self.take_back(peer)
+        self.taken = TakenBack(*(a + b for a, b in zip(self.taken, back, strict=True)))
+        return back
+
+    def _found_wrong(self, peer: str, why: str) -> None:
+        proven, now = self.proven_here(), self._wall()
+        if peer in proven and self._wave.found(peer, len(proven), now):
+            self.standing.question(proven, now)
+            log.warning("several proven nodes turned at about the same time, the last one %s (%.200s): all that others make is "
+                        "checked until some of it was sound", peer, why)  # fmt: skip
 
     def refused(self, peer: str, why: str, now: float, *, fatal: bool) -> bool:
         """As `p2p.membership.conduct` asks it; times here are the wall's. A fatal refusal expels: no honest node causes one."""
@@ -130,8 +158,8 @@ class Trust(NodeConduct, PeerConduct):
             log.warning("node %s, which is trusted: %.500s", peer, why)
             return
         self.caught_nodes += 1
-        back = self.take_back(peer)
-        self.taken = TakenBack(*(a + b for a, b in zip(self.taken, back, strict=True)))
+        self._found_wrong(peer, why)
+        back = self._make_again(peer)
         trained = self.trained.pop(peer, 0)
         said = f"{why}; {trained:,} of its tokens went to the trainer; {back}"
         self.caught_trained += trained

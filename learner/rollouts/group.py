@@ -187,11 +187,16 @@ def finish_of(group: RunningGroup, member: RunningSample) -> Finish | None:
 
 def trajectory(group: RunningGroup, member: RunningSample) -> Trajectory:
     """What a member that has ended comes to."""
-    made, score = member.completion, member.score
     assert member.finish is not None
+    return so_far(group, member)
+
+
+def so_far(group: RunningGroup, member: RunningSample) -> Trajectory:
+    """What a member comes to if it ends here."""
+    made, score = member.completion, member.score
     return Trajectory(
         prompt_ids=group.prompt_ids, completion_ids=tuple(made.ids), logprobs=tuple(made.logprobs), spans=tuple(made.spans),
-        finish=member.finish, node=member.last_node, seed=member.seed,
+        finish=member.finish or "length", node=member.last_node, seed=member.seed,
         makers=tuple(member.makers) if len(member.makers) > 1 else (), given=tuple(member.given),
         reward=score.reward if score else None, exact=bool(score and score.exact), parts=score.parts if score else {},
         end=score.end if score else None,

@@ -19,7 +19,7 @@ from learner.rollouts.collector import Collector
 from learner.rollouts.deliveries import Deliveries
 from learner.rollouts.first_tries import REST_S, FirstTries
 from learner.rollouts.given_up import GivenUp
-from learner.rollouts.group import member_name
+from learner.rollouts.group import RunningGroup, member_name
 from learner.rollouts.hedging import Fleet, Way, free_places, moves, to_hedge
 from learner.rollouts.hold_ups import GivenBack, HoldUps, HoldUpVerdict
 from learner.rollouts.outcomes import Cancel, Requeued
@@ -90,6 +90,8 @@ class Rescue:
         """tokens of each node that its standing knows of"""
         self.taken = 0
         """sequences that were taken from nodes, in all"""
+        self.held_up: Callable[[Iterable[RunningGroup]], None] = lambda groups: None
+        """hears of the groups for which the trainer waits, each time that it is looked at; the head sets it"""
         self.took_from: Callable[[str, float, float], None] = lambda peer, now, rest_s: None
         """hears of a node from which something was taken; the head sets it, and keeps work from the node for a while, for these
         seconds at least"""
@@ -187,6 +189,7 @@ class Rescue:
             return
         behind = partial(self._silences.behind, now=now, least=self._paces.least) if on_time else _not_behind
         sure = self._hold_ups.sure(now)
+        self.held_up(group for g in ledger.blockers() if (group := self._collector.books.groups.get(g)) is not None)
         early = partial(self._early, now=now, sure=sure) if on_time and self._hold_ups.worth_it(now) else _not_early
         if not (hedges := to_hedge(ledger, self._collector, self._conduct.credible, behind, early)):
             return

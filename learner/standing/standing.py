@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from learner.standing.wave import WAVE_COMPLETIONS, WAVE_S
+
 FIRST = 2
 """Sequences that a peer without a record may hold."""
 
@@ -99,6 +101,15 @@ class PeerRecord:
     """of the last doubt or expulsion"""
 
 
+class _Question(NamedTuple):
+    """A peer may have turned together with others."""
+
+    until: float
+    """when its word counts again at the latest"""
+    left: int
+    """completions that are still to be found sound"""
+
+
 class TrialOrder(NamedTuple):
     """Who was never expelled comes first, then who is least doubted, then who delivered most."""
 
@@ -116,6 +127,7 @@ class Standing:
     rules: StandingRules = field(default_factory=StandingRules)
     _records: dict[str, PeerRecord] = field(default_factory=dict, init=False, repr=False)
     _changed: set[str] = field(default_factory=set, init=False, repr=False)
+    _in_question: dict[str, _Question] = field(default_factory=dict, init=False, repr=False)
 
     def restore(self, records: Iterable[PeerRecord]) -> None:
         """Take back what `take_changed` gave away in an earlier life."""
@@ -135,11 +147,21 @@ class Standing:
         record.allowance += max(1.0, tokens / EARNS)
         record.doubts = 0
 
-    def checked(self, peer: str, tokens: int) -> None:
-        """So many of its tokens were checked and found sound."""
+    def checked(self, peer: str, tokens: int, *, whole: bool = False) -> None:
+        """So many of its tokens were checked and found sound; `whole`: they are a completion that nobody else had a part in."""
         record = self._of(peer)
         record.checked += tokens
         record.recheck = max(0, record.recheck - tokens)
+        if whole and (question := self._in_question.pop(peer, None)) is not None and question.left > 1:
+            self._in_question[peer] = question._replace(left=question.left - 1)
+
+    def question(self, peers: Iterable[str], now: float) -> None:
+        """They may have turned together with others: all of theirs is checked until WAVE_COMPLETIONS were sound, and they are on
+        trial until then, for WAVE_S at most."""
+        self._in_question = {peer: question for peer, question in self._in_question.items() if now < question.until}
+        if self.rules.checks:
+            mark = _Question(now + WAVE_S, WAVE_COMPLETIONS)
+            self._in_question |= {peer: mark for peer in peers if not self.trusts(peer)}
 
     def recheck(self, peer: str) -> None:
         """What was checked says something against it, and not enough: all of its next RECHECK tokens are to be checked."""
@@ -206,10 +228,13 @@ class Standing:
     def doubted(self, peer: str, now: float) -> bool:
         """Whether it was doubted lately, or has ended nothing as asked since: it is on trial again."""
         record = self._records.get(peer)
-        if record is None or not record.strikes or self.trusts(peer):
+        if record is None or self.trusts(peer):
             return False
-        if record.doubts:
+        question = self._in_question.get(peer)
+        if record.doubts or (question is not None and now < question.until):
             return True
+        if not record.strikes:
+            return False
         first, most = DOUBTED_S
         return now < record.struck_at + min(first * 2.0 ** (min(record.strikes, 32.0) - 1.0), most)
 
@@ -230,11 +255,13 @@ class Standing:
         return record is not None and record.delivered >= need and (not self.rules.checks or record.checked >= need)
 
     def audit_share(self, peer: str) -> float:
-        """Share of its sequences that are to be checked: all of a stranger's, and again for RECHECK tokens after a doubt."""
+        """Share of its sequences that are to be checked: all of a stranger's, and again for RECHECK tokens after a doubt, and of
+        one in question."""
         if not self.rules.checks or self.trusts(peer):
             return 0.0
         record = self._records.get(peer)
         settled = record is not None and self.proven(peer) and not record.doubts and not record.recheck
+        settled = settled and peer not in self._in_question
         return self.rules.audit_share if settled else 1.0
 
     def barred_s(self, peer: str, now: float) -> float:

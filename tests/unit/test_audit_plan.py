@@ -229,9 +229,9 @@ def check_of(node: str, length: int, group_id: int = 0) -> Check:
 def test_a_crowd_of_strangers_keeps_nobody_waiting() -> None:
     waiting, lost = lines(peer_tokens=100, most_tokens=1000)
     for i in range(200):
-        waiting.add(f"stranger{i % 50}", check_of("s", 10, i), stranger=True)
+        waiting.add(f"stranger{i % 50}", check_of("s", 10, i), soon=True)
     for i in range(5):
-        waiting.add("proven", check_of("proven", 10, 1000 + i), stranger=False)
+        waiting.add("proven", check_of("proven", 10, 1000 + i), soon=False)
     waiting.add("newcomer", check_of("newcomer", 10, 2000), stranger=True)
     assert waiting.tokens <= 1000 and len(lost) == 200 + 6 - len(waiting)
     first = waiting.next(100)

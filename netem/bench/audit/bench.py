@@ -171,7 +171,7 @@ def _other_prompts(world: World, kind: NodeArithmetic) -> dict[str, Any] | None:
         with np.load(path) as file:
             of = np.repeat(first + np.arange(len(file["lengths"])) // MEMBERS, file["lengths"])
             odd = of % STRANGE_EVERY == 1
-            columns = [file[name] for name in ("distance", "claimed", "recomputed")]
+            columns = [file[name] for name in Column._fields]
         plain.append([c[~odd] for c in columns])
         strange.append([c[odd] for c in columns])
     a, b = (Sample(Column(*(np.concatenate(c) for c in zip(*parts, strict=True))), {}) for parts in (plain, strange))
@@ -180,5 +180,5 @@ def _other_prompts(world: World, kind: NodeArithmetic) -> dict[str, Any] | None:
 
 
 def _shown(means: Any) -> dict[str, Any]:
-    return {name: getattr(means, name) for name in ("far", "near", "off", "bias", "noise", "quiet", "level", "toward")}
+    return {name: getattr(means, name) for name in ("far", "near", "gross", "off", "bias", "noise", "quiet", "level", "toward")}
 

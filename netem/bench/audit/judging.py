@@ -65,7 +65,7 @@ def calibrate(samples: Mapping[NodeArithmetic, Sample]) -> dict[NodeArithmetic, 
     made = {}
     for kind, sample in samples.items():
         first = sample.part(0, calibration_tokens(sample))
-        made[kind] = measure(*first.column, first.suspected)
+        made[kind] = measure(*first.column, suspected=first.suspected)
     return made
 
 
@@ -93,7 +93,7 @@ def _feed(test: Test, sample: Sample, until_caught: bool) -> None:
     first, size = 0, FIRST_PART
     while first < sample.column.tokens and not (until_caught and test.caught_at):
         part = sample.part(first, first + size)
-        test.log_path(*part.column, part.suspected)
+        test.log_path(*part.column, suspected=part.suspected)
         first, size = first + size, min(2 * size, PART)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from learner.audit.scorer import Claim, Scored
 from netem.bench.audit.nodes import MEMBERS, seed_of
 from netem.bench.audit.world import World
+from p2p.errors import UsageError
 
 
 class Column(NamedTuple):
@@ -23,6 +24,7 @@ class Column(NamedTuple):
     distance: np.ndarray
     claimed: np.ndarray
     recomputed: np.ndarray
+    shift: np.ndarray
 
     @property
     def tokens(self) -> int:
@@ -64,17 +66,20 @@ class TokenFiles:
                 claimed=np.concatenate([f.claimed for f in found]).astype(np.float32),
                 distance=np.concatenate([f.distance for f in found]).astype(np.float32),
                 recomputed=np.concatenate([f.recomputed for f in found]).astype(np.float32),
+                shift=np.concatenate([f.shift for f in found]).astype(np.float32),
             )  # fmt: skip
         os.replace(half, path)
 
     def read(self, most: int | None = None) -> Column:
-        """The first `most` tokens, or all."""
+        """The first `most` tokens, or all. UsageError for a batch of a release that did not keep shifts."""
         parts, seen = [], 0
         for path in self.batches():
             if most is not None and seen >= most:
                 break
             with np.load(path) as file:
-                parts.append(Column(file["distance"], file["claimed"], file["recomputed"]))
+                if lacking := [name for name in Column._fields if name not in file]:
+                    raise UsageError(f"{path} has no {', '.join(lacking)}: an older release made it; take another --folder")
+                parts.append(Column(*(file[name] for name in Column._fields)))
             seen += parts[-1].tokens
         if not parts:
             return Column(*(np.empty(0, np.float32) for _ in Column._fields))

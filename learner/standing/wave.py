@@ -1,0 +1,35 @@
+"""Several proven nodes that turn at about the same time. Pure: told who was found and when.
+
+Each of sixty that turn together holds a step up once before it is found, so the run is slow for as long as there are some left
+that were not looked at. Where a few were found, the others are put in question too: all of theirs is checked until some of it was
+sound, and their word does not count until then. Who is honest has shown it within seconds. Must not know what was found, or what
+a record is.
+"""
+
+from __future__ import annotations
+
+WAVE_S = 60.0
+"""Seconds within which those that were found count together, for which others are in question at the most, and before which they
+are not again."""
+
+WAVE_LEAST, WAVE_SHARE = 3, 0.05
+"""So many proven nodes, and this share of those that are here, make a wave: one node's fault says nothing of others."""
+
+WAVE_COMPLETIONS = 2
+"""Completions of its own making, each from its first token to its last, that a node in question must show to be sound."""
+
+
+class WaveWatch:
+    """`found` says when it is one."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, float] = {}
+        self._over = float("-inf")
+
+    def found(self, peer: str, proven: int, now: float) -> bool:
+        """A proven node was found wrong, where so many are here. Whether a wave begins."""
+        self._found = {other: at for other, at in self._found.items() if now - at < WAVE_S} | {peer: now}
+        if now < self._over or len(self._found) < max(WAVE_LEAST, WAVE_SHARE * proven):
+            return False
+        self._over = now + WAVE_S
+        return True
