@@ -172,12 +172,12 @@ class AuditPlan:
         """A group's completions have ended: those that are chosen wait from here on."""
         for member, trajectory in enumerate(group.trajectories):
             made = list(parts_of(trajectory))
-            long = self._long.ended(sum(part.stop - part.first for part in made))
-            seen = self._looked_at.pop((group.group_id, trajectory.seed), None)
-            made = made if seen is None else list(_behind(made, seen))
+            long = self._long.ended(_tokens(made))
+            seen = self._looked_at.pop((group.group_id, trajectory.seed), ())
+            made = list(_behind(made, seen))
             by_chance = [part for part in made if self._chosen(part, group.group_id, member)]
             more = [part for part in made if part not in by_chance and self._takes_long(part, long)]
-            whole = seen is None and made == by_chance + more and len({part.node for part in made}) == 1
+            whole = not seen and made == by_chance + more and len({part.node for part in made}) == 1
             self._check(group.group_id, member, trajectory, sorted(by_chance + more), soon=bool(more), whole=whole)
 
     @property
@@ -186,24 +186,28 @@ class AuditPlan:
         return self._long.least
 
     def running(self, group_id: int, trajectory: Trajectory) -> None:
-        """A long completion goes on, and is waited for: what there is of it is checked at once, where its makers' allowances have
-        room. Once each: what comes behind is checked as others when it has ended."""
-        key = (group_id, trajectory.seed)
-        if key in self._looked_at:
+        """A completion goes on, and is waited for: what there is of it is checked at once, of makers of which all is, and of a
+        long one's where their allowances have room. Again when as much was made since: the rest is checked when it has ended."""
+        key, made = (group_id, trajectory.seed), list(parts_of(trajectory))
+        seen = self._looked_at.get(key, ())
+        behind, long = list(_behind(made, seen)), _tokens(made) >= self.long_from
+        if _tokens(behind) < max(1, _tokens(made) - _tokens(behind)):
             return
-        parts = [part for part in parts_of(trajectory) if self._takes_long(part, long=True)]
-        if parts:
-            self._looked_at[key] = tuple(parts)
-            while len(self._looked_at) > MOST_LOOKED_AT:  # of groups that were given up
-                del self._looked_at[next(iter(self._looked_at))]
-            self._check(group_id, -1, trajectory, parts, soon=True, whole=False)
+        parts = [part for part in behind if self.all_of(part.node) or self._takes_long(part, long)]
+        if not parts:
+            return
+        stops = {part.stop for part in parts}
+        self._looked_at[key] = tuple(part for part in made if part.stop in stops or part in seen)
+        while len(self._looked_at) > MOST_LOOKED_AT:  # of groups that were given up
+            del self._looked_at[next(iter(self._looked_at))]
+        self._check(group_id, -1, trajectory, parts, soon=True, whole=False)
 
     def _check(
         self, group_id: int, member: int, trajectory: Trajectory, chosen_parts: Sequence[MadePart], *, soon: bool, whole: bool
     ) -> None:
         """These parts wait, as far as there is a state that they can be scored under."""
         parts = [p for p in chosen_parts if p.version.epoch == self.epoch and not self._mixed(trajectory, p)]
-        self.counts["unknown"] += sum(p.stop - p.first for p in chosen_parts if p not in parts)
+        self.counts["unknown"] += _tokens(chosen_parts) - _tokens(parts)
         if parts:
             self._wait(Check(
                 group_id, member, trajectory.prompt_ids, trajectory.completion_ids, trajectory.logprobs,
@@ -350,7 +354,7 @@ class AuditPlan:
         self._waiting.add(node, check, soon=soon or self.all_of(node))
 
     def _drop(self, check: Check) -> None:
-        self.counts["dropped"] += sum(part.stop - part.first for part in check.parts)
+        self.counts["dropped"] += _tokens(check.parts)
 
     def _notable(self, node: str, test: NodeTest, deviations: Deviations) -> bool:
         """Whether its last tokens say something against it, whatever those before said for it."""
@@ -381,11 +385,15 @@ class AuditPlan:
         return tests[kind]
 
 
+def _tokens(parts: Sequence[MadePart]) -> int:
+    return sum(part.stop - part.first for part in parts)
+
+
 def _behind(made: Sequence[MadePart], seen: Sequence[MadePart]) -> Iterator[MadePart]:
-    """Without what was seen before: no token is bet on twice."""
-    until = {part.first: part.stop for part in seen}
+    """Without what was seen before of the same node's: no token is bet on twice."""
+    until = {(part.first, part.node): part.stop for part in seen}
     for part in made:
-        first = min(until.get(part.first, part.first), part.stop)
+        first = min(until.get((part.first, part.node), part.first), part.stop)
         if first < part.stop:
             yield part._replace(first=first)
 

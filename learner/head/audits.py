@@ -123,11 +123,12 @@ class Audits:
                 self._work.set()
 
     def held_up(self, groups: Iterable[RunningGroup]) -> None:
-        """The trainer waits for these: what is long of them is checked as far as it was made."""
-        least = self.plan.long_from
+        """The trainer waits for these: what is long of them, or made by nodes of which all is checked, is checked as far as it
+        was made."""
+        least, all_of = self.plan.long_from, self._all_of_here()
         for group in () if self.over else groups:
             for member in group.members:
-                if member.node and len(member.completion.ids) >= least:
+                if member.node and (len(member.completion.ids) >= least or any(m.node in all_of for m in member.makers)):
                     self.plan.running(group.group_id, so_far(group, member))
         if self.plan.waiting:
             self._work.set()
@@ -171,6 +172,9 @@ class Audits:
 
     def _checks_all_of_somebody(self) -> bool:
         return any(self.plan.all_of(peer) for peer in self._run.nodes)
+
+    def _all_of_here(self) -> set[str]:
+        return {peer for peer in self._run.nodes if self.plan.all_of(peer)}
 
     async def _wait(self) -> None:
         await self._work.wait()

@@ -20,7 +20,7 @@ from learner.standing.mismatch import MismatchWatch
 from learner.standing.port import NodeConduct
 from learner.standing.shares import MadeOfLate, NodeHolding, limits
 from learner.standing.standing import Standing, StandingRules
-from learner.standing.wave import WaveWatch
+from learner.standing.wave import WAVE_S, WaveWatch
 from learner.trajectory import Group, Maker
 from p2p.complaints import complain
 from p2p.forgetting import forget_oldest, renewed
@@ -35,10 +35,6 @@ APART_S = 10.0
 SPARE_S = 0.5
 """While the unproven made more than their share, one of them is given one sequence so often: else large honest nodes would wait
 long beside one small proven one."""
-
-ODD_REST_S = 60.0
-"""Seconds for which a node gets no work of which a token was grossly off. On trial alone it would hold a step up for a moment
-again and again, and lose each sequence before there is more to judge it by."""
 
 log = logging.getLogger("shoal.head")
 
@@ -85,15 +81,17 @@ class Trust(NodeConduct, PeerConduct):
         self._follow(peer, self.standing.doubt(peer, why, self._wall()))
 
     def odd(self, peer: str, why: str, now: float) -> None:
-        """Some of what it made is not what was asked for, and not enough to expel it for good: what the trainer does not have of
-        it is made again, it is doubted, and it rests. `now` is of the head's clock. sqlite3.Error as of `caught`."""
+        """Some of what it made is grossly wrong, and not enough to expel it: what the trainer does not have of it is made again,
+        it is doubted and gets nothing for as long, and is in question until it made something sound. `now` is of the head's
+        clock. sqlite3.Error as of `caught`."""
         if self.standing.trusts(peer):
             return
         self._found_wrong(peer, why)
         back = self._make_again(peer)
         complain(log, peer, f"node {peer} is not believed for now: {why:.300}; {back}")
-        self.back_offs.more(peer, now, ODD_REST_S)
+        self.standing.question([peer], math.inf)
         self.doubt(peer, why)
+        self.back_offs.more(peer, now, self.standing.doubted_s(peer, self._wall()))
 
     def _make_again(self, peer: str) -> TakenBack:
         back = self.take_back(peer)
@@ -103,7 +101,7 @@ class Trust(NodeConduct, PeerConduct):
     def _found_wrong(self, peer: str, why: str) -> None:
         proven, now = self.proven_here(), self._wall()
         if peer in proven and self._wave.found(peer, len(proven), now):
-            self.standing.question(proven, now)
+            self.standing.question(proven, now + WAVE_S)
             log.warning("several proven nodes turned at about the same time, the last one %s (%.200s): all that others make is "
                         "checked until some of it was sound", peer, why)  # fmt: skip
 
@@ -205,6 +203,9 @@ class Trust(NodeConduct, PeerConduct):
 
     def doubted(self, peer: str) -> bool:
         return self.standing.doubted(peer, self._wall())
+
+    def found_wrong(self, peer: str) -> bool:
+        return self.standing.found_wrong(peer)
 
     def leaves(self, peer: str) -> bool:
         return peer in self._nodes and self._nodes[peer].draining

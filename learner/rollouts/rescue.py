@@ -216,11 +216,12 @@ class Rescue:
                 self.took_from(hedge.node, now, 0.0)
             if way is Way.TAKE and hedge.behind_s:
                 self._silences.held_up(hedge.node, now)
-            if doubt:
+            wrong = way is Way.TAKE and self._conduct.found_wrong(hedge.node)
+            if doubt or wrong:
                 self._hold_ups.held_up(hedge.node, now)
                 again = not hedge.behind_s and self._conduct.doubted(hedge.node) and self._conduct.delivered(hedge.node)
-                if not again or self._hold_ups.worse(hedge.node):
-                    doubted[hedge.node] = doubt
+                if wrong or not again or self._hold_ups.worse(hedge.node):
+                    doubted[hedge.node] = doubt or f"{hedge.request_id} held the trainer up, and others of its were wrong"
         for node, why in doubted.items():
             self._conduct.doubt(node, why)
 

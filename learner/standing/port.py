@@ -24,6 +24,9 @@ class NodeConduct(Protocol):
     def doubted(self, peer: str) -> bool:
         """Whether it is on trial again since it was doubted lately."""
 
+    def found_wrong(self, peer: str) -> bool:
+        """Whether a check found some of what it made grossly wrong, and nothing sound since."""
+
     def leaves(self, peer: str) -> bool:
         """Whether it has said that it leaves, and is given nothing any more."""
 
@@ -47,6 +50,9 @@ class NobodyDoubted(NodeConduct):
         return True
 
     def doubted(self, peer: str) -> bool:
+        return False
+
+    def found_wrong(self, peer: str) -> bool:
         return False
 
     def leaves(self, peer: str) -> bool:

@@ -12,11 +12,13 @@ Whom the operator banned is in the books (`learner.admission`), not here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from learner.standing.wave import WAVE_COMPLETIONS, WAVE_S
+from learner.standing.wave import WAVE_COMPLETIONS
+from p2p.forgetting import forget_oldest, renewed
 
 FIRST = 2
 """Sequences that a peer without a record may hold."""
@@ -155,13 +157,20 @@ class Standing:
         if whole and (question := self._in_question.pop(peer, None)) is not None and question.left > 1:
             self._in_question[peer] = question._replace(left=question.left - 1)
 
-    def question(self, peers: Iterable[str], now: float) -> None:
+    def question(self, peers: Iterable[str], until: float) -> None:
         """They may have turned together with others: all of theirs is checked until WAVE_COMPLETIONS were sound, and they are on
-        trial until then, for WAVE_S at most."""
-        self._in_question = {peer: question for peer, question in self._in_question.items() if now < question.until}
+        trial as long, at most until this time. inf: it was found wrong itself."""
         if self.rules.checks:
-            mark = _Question(now + WAVE_S, WAVE_COMPLETIONS)
-            self._in_question |= {peer: mark for peer in peers if not self.trusts(peer)}
+            for peer in peers:
+                if not self.trusts(peer) and not self.found_wrong(peer):
+                    self._in_question[peer] = _Question(until, WAVE_COMPLETIONS)
+                    renewed(self._in_question, peer)
+            forget_oldest(self._in_question, MOST_RECORDS)
+
+    def found_wrong(self, peer: str) -> bool:
+        """Whether some of what it made was grossly wrong, and not enough was sound since."""
+        question = self._in_question.get(peer)
+        return question is not None and question.until == math.inf
 
     def recheck(self, peer: str) -> None:
         """What was checked says something against it, and not enough: all of its next RECHECK tokens are to be checked."""
@@ -178,7 +187,8 @@ class Standing:
         record.strikes, record.struck_at = _left(record, now) + 1.0, now
         record.recheck = RECHECK
         record.why = why
-        most = DOUBTS if record.delivered else max(1, STRANGER_DOUBTS - record.expelled)
+        known = record.delivered and not self.found_wrong(peer)
+        most = DOUBTS if known else max(1, STRANGER_DOUBTS - record.expelled)
         if record.doubts < most:
             return False
         self.expel(peer, f"doubted {record.doubts} times in a row, the last time since {why}", now)
@@ -233,10 +243,15 @@ class Standing:
         question = self._in_question.get(peer)
         if record.doubts or (question is not None and now < question.until):
             return True
-        if not record.strikes:
-            return False
+        return self.doubted_s(peer, now) > 0
+
+    def doubted_s(self, peer: str, now: float) -> float:
+        """Seconds for which its doubts put it on trial from now on."""
+        record = self._records.get(peer)
+        if record is None or not record.strikes:
+            return 0.0
         first, most = DOUBTED_S
-        return now < record.struck_at + min(first * 2.0 ** (min(record.strikes, 32.0) - 1.0), most)
+        return max(0.0, record.struck_at + min(first * 2.0 ** (min(record.strikes, 32.0) - 1.0), most) - now)
 
     def delivered(self, peer: str) -> bool:
         """Whether it ended anything as asked since it was last expelled."""
