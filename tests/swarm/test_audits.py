@@ -62,7 +62,7 @@ class FakeAuditor:
         for _, _, _, seed, _, parts in message["checks"]:
             n = [stop - first for _, _, first, stop in parts]
             far = 0.4 if seed == 666 else 0.0
-            found.append([tuple(np.full(count, value) for value in (far, -0.5, -0.5)) for count in n])
+            found.append([tuple(np.full(count, value) for value in (far, -0.5, -0.5, 0.0)) for count in n])
         [answer] = Frames().feed(score_answer(found, cpu_s=4.0, versions=1))
         return answer
 
@@ -306,7 +306,7 @@ def test_a_resumed_run_goes_on_with_what_it_measured_and_passes_over_a_damaged_f
     head.store, head.run_id, head.identity = SimpleNamespace(root=tmp_path), "run", SimpleNamespace(public_key=b"key")
     kind, n = NodeArithmetic("vllm", "bfloat16", "cuda"), 5_000
     first = resumed()
-    first.add(kind, np.zeros(n), np.full(n, -1.0), np.full(n, -1.01))
+    first.add(kind, np.zeros(n), np.full(n, -1.0), np.full(n, -1.01), np.zeros(n))
     again = resumed()
     assert again.honest(kind) == first.honest(kind) != Calibration().honest(kind) and again.wants(kind)
     assert not caplog.text

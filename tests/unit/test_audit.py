@@ -10,11 +10,11 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 from learner.audit import scorer
-from learner.audit.calibration import NodeArithmetic, from_json, measure, to_json, widest
+from learner.audit.calibration import FLOAT32, NodeArithmetic, from_json, measure, to_json, widest
 from learner.audit.choosing import chosen
 from learner.audit.scorer import Claim, score
-from learner.audit.sequential import HonestMeans, NodeTest
-from learner.audit.statistic import distances
+from learner.audit.sequential import HonestMeans, NodeTest, grossness
+from learner.audit.statistic import MOST_SHIFT, distances
 from node.engine.sampling import SamplingParams, sample
 from p2p.errors import UsageError
 from p2p.protocol.seeded import seed_keys, uniforms
@@ -105,7 +105,7 @@ def test_a_share_is_chosen_and_nobody_can_tell_which() -> None:
 def test_a_calibration_bounds_what_it_saw_and_is_kept() -> None:
     rng = np.random.default_rng(2)
     distance, recomputed = np.where(rng.random(5000) < 0.001, 0.1, 0.0), -rng.exponential(1, 5000)
-    means = measure(distance, recomputed + 0.01 * rng.standard_normal(5000), recomputed)
+    means = measure(distance, recomputed + 0.01 * rng.standard_normal(5000), recomputed, np.zeros(5000))
     assert means.far > 0.001 and 0.008 < means.off < 0.1 and means.bias < 0.01
     kept = {NodeArithmetic("transformers", "float32", "cpu"): means, NodeArithmetic("vllm", "bfloat16", "cuda"): HonestMeans()}
     assert from_json(to_json(kept)) == kept
@@ -113,7 +113,7 @@ def test_a_calibration_bounds_what_it_saw_and_is_kept() -> None:
     with pytest.raises(UsageError):
         from_json("[1]")
     with pytest.raises(UsageError):
-        measure(np.empty(0), np.empty(0), np.empty(0))
+        measure(np.empty(0), np.empty(0), np.empty(0), np.empty(0))
 
 
 def test_a_scorer_finds_an_engines_own_draws_at_their_places() -> None:
@@ -209,3 +209,61 @@ def test_an_honest_node_may_be_loud_for_all_answers_to_a_prompt() -> None:
             look(test, rng, 1_616, noise=0.01)
             look(test, rng, 384, noise=0.05)  # the mean difference is 0.04, where 0.02 is what an honest node has at the most
         assert test.tokens == 200_000 and not test.caught_at and test.most_evidence < 2
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 1.5])
+def test_a_shift_is_never_more_than_what_logits_are_off(temperature: float) -> None:
+    """Logits that are off by up to d draw no token whose shift is above d, at any temperature. Other seeds' tokens are above."""
+    torch.manual_seed(1)
+    logits, positions = 4 * torch.randn(4000, VOCABULARY).double(), np.arange(4000)
+    for off in (0.01, 0.1, 0.5):
+        noisy = logits + off * (2 * torch.rand_like(logits) - 1)
+        ids, _, u = draw(noisy, [7] * 4000, positions, temperature)
+        found = distances(logits, ids, u, temperature)
+        assert 0.1 * off < found.shift.max() <= off + 1e-9
+        assert ((found.shift > 0) == (found.distance > 0)).all()
+    other, _, _ = draw(logits, [8] * 4000, positions, temperature)
+    assert (distances(logits, other, u, temperature).shift > 0.3 * temperature).mean() > 0.2
+    worst = logits + off * torch.sign(torch.arange(VOCABULARY) - VOCABULARY // 2)
+    ids, _, _ = draw(worst, [7] * 4000, positions, temperature)
+    assert 0.9 * off < distances(logits, ids, u, temperature).shift.max() <= off + 1e-9, "the bound is reached"
+
+
+def test_a_shift_at_the_ends_of_the_distribution_is_a_number() -> None:
+    logits = torch.zeros(5, 4)
+    logits[1, 0], logits[2, 3], logits[3, 1], logits[4, 2] = 60.0, 60.0, -torch.inf, torch.nan
+    u = np.array([0.0, 1 - 2.0**-53, 0.0, 0.5, 0.5])
+    found = distances(logits, torch.tensor([0, 0, 3, 1, 0]), u)
+    assert found.shift[0] == found.shift[2] == 0.0 and np.isfinite(found.shift).all()
+    assert grossness(found.distance, found.shift).tolist() == [0.0, 0.0, 0.0, 1.0, 1.0]
+    assert found.shift[3:].tolist() == [MOST_SHIFT, MOST_SHIFT]
+
+
+@pytest.mark.parametrize(("every", "within"), [(50, 400), (300, 2_000), (1_000, 10_000), (3_000, 40_000)])
+def test_one_wrong_token_in_many_is_found_where_it_is_grossly_wrong(every: int, within: int) -> None:
+    """With stakes of a fiftieth at the least and bounds on distances alone, one in 300 was never found in float32, and one in 200
+    never in bfloat16."""
+    for honest in (FLOAT32, HonestMeans(far=1.5e-3, near=0.02, gross=1.5e-5, off=0.03, bias=3e-3)):
+        rng, found = np.random.default_rng(6), []
+        for _ in range(5):
+            test = NodeTest(honest)
+            while not test.caught_at and test.tokens < 100_000:
+                odd = np.where(rng.random(500) < 1 / every, 1.0, 0.0)
+                recomputed = -rng.exponential(0.5, 500)
+                test.look(0.5 * odd, recomputed, recomputed, 2 * odd)
+            found.append(test.caught_at or 10**9)
+        assert np.median(found) <= within and "no rounding draws" in test.verdict().why, found
+
+
+def test_rounding_is_not_gross_and_its_mean_can_be_measured() -> None:
+    rng, n = np.random.default_rng(7), 200_000
+    shift = np.where(rng.random(n) < 0.01, rng.exponential(0.03, n), 0.0)
+    distance, recomputed = shift / 4, -rng.exponential(0.5, n)
+    means = measure(distance[:4096], recomputed[:4096], recomputed[:4096], shift[:4096])
+    assert 1e-5 <= means.gross < 1e-3
+    test = NodeTest(HonestMeans(gross=means.gross, noise=(1.0,) * 5))
+    assert not test.look(distance, recomputed, recomputed, shift).caught
+    assert measure(distance, recomputed, recomputed, np.zeros(n)).gross == 1e-5
+    nothing = NodeTest(FLOAT32)
+    path = nothing.log_path(np.zeros(n), recomputed, recomputed)
+    assert path.max() <= 1e-9, "without shifts nothing is won or lost by them"

@@ -49,19 +49,20 @@ def column(n: int, noise: float, seed: int = 0, far: float = 0.0) -> Column:
     rng = np.random.default_rng(seed)
     recomputed = -rng.exponential(1, n)
     claimed = recomputed - np.expm1(recomputed) * noise * rng.standard_normal(n)
-    return Column(np.where(rng.random(n) < far, 0.4, 0.0), claimed, recomputed)
+    distance = np.where(rng.random(n) < far, 0.4, 0.0)
+    return Column(distance, claimed, recomputed, distance)
 
 
 def test_each_cheat_of_words_changes_what_it_says_and_nothing_else() -> None:
-    made, rng = claims(0, 4), np.random.default_rng(0)
+    made, rng = claims(0, 40), np.random.default_rng(0)
     changes = {name: cheat.change for name, cheat in cheats((NOW,)).items() if cheat.change is not None}
-    assert len(changes) == 6
+    assert len(changes) == 8
     for name, change in changes.items():
         got = change(list(made), rng)
         assert [(c.prompt_ids, c.seed) for c in got] == [(c.prompt_ids, c.seed) for c in made]
         words = [c.completion_ids for c in got] != [c.completion_ids for c in made]
         assert words == (not name.startswith("log probabilities")), name
-        if name != "edited tokens (1 in 20)":
+        if "1 in" not in name:
             assert [c.logprobs for c in got] != [c.logprobs for c in made], name
     shuffled = changes["shuffled answers"](list(made), rng)
     assert all(a.completion_ids != b.completion_ids for a, b in zip(made, shuffled, strict=True))
@@ -84,7 +85,7 @@ def test_tokens_are_kept_and_a_half_written_batch_is_none(tmp_path: Path) -> Non
     assert files.tokens == files.next_group == files.read().tokens == 0
     for first in (3, 5):
         made = claims(first, 2)
-        files.add(first, 2, made, [Scored(np.zeros(5), np.array(c.logprobs), np.full(5, -1.0)) for c in made])
+        files.add(first, 2, made, [Scored(np.zeros(5), np.array(c.logprobs), np.full(5, -1.0), np.zeros(5)) for c in made])
     (tmp_path / "honest" / "000000007-80-2.half").write_bytes(b"PK")
     assert files.tokens == 160 and files.next_group == 7 and files.read(50).tokens == 50
     world = World("tiny", tmp_path, Layout.build([]), prompt=lambda index: (7, index), most=5, stop=(), context=64)

@@ -26,7 +26,7 @@ def tokens(
 
 
 def calibrated(noise: float, nats: float = 1.0, seed: int = 0) -> HonestMeans:
-    return measure(*tokens(np.random.default_rng(seed), 40_000, noise, nats=nats))
+    return measure(*tokens(np.random.default_rng(seed), 40_000, noise, nats=nats), np.zeros(40_000))
 
 
 def test_a_difference_of_logits_is_that_of_log_probabilities_where_a_token_is_in_doubt() -> None:
@@ -99,16 +99,17 @@ def test_a_suspect_is_found_in_noise_that_is_louder() -> None:
     columns = tokens(rng, 20_000, 0.02, toward=moves)
     under = {"8-bit weights": columns[2] - np.expm1(columns[2]) * moves}
     honest = tokens(np.random.default_rng(7), 40_000, 0.02)
-    means = measure(*honest, {"8-bit weights": honest[2] - np.expm1(honest[2]) * 0.02 * rng.standard_normal(40_000)})
+    rounded = honest[2] - np.expm1(honest[2]) * 0.02 * rng.standard_normal(40_000)
+    means = measure(*honest, np.zeros(40_000), {"8-bit weights": rounded})
     assert means.level == pytest.approx(0.016, rel=0.05) and means.toward == 0.15
     blind, named = NodeTest(means), NodeTest(means, suspects=("8-bit weights",))
     blind.look(*columns)
-    named.look(*columns, under)
+    named.look(*columns, suspected=under)
     assert not blind.caught_at and 0 < named.caught_at < 5000
     assert "deviate toward those of 8-bit weights" in named.verdict().why
     for others in (None, {"8-bit weights": np.full(20_000, np.nan)}):  # nobody computed it: there is no bet
         test = NodeTest(means, suspects=("8-bit weights",))
-        test.look(*columns, others)
+        test.look(*columns, suspected=others)
         assert not test.caught_at
 
 
@@ -119,7 +120,7 @@ def test_honest_nodes_do_not_look_like_suspects() -> None:
         moves = 0.007 * rng.standard_normal(10_000)
         columns = tokens(rng, 10_000, 0.02, toward=0.02 * moves)
         test = NodeTest(HonestMeans(level=0.016, toward=0.02), suspects=("older",))
-        test.look(*columns, {"older": columns[2] - np.expm1(columns[2]) * moves})
+        test.look(*columns, suspected={"older": columns[2] - np.expm1(columns[2]) * moves})
         caught += bool(test.caught_at)
     assert caught <= 1
 
@@ -133,5 +134,5 @@ def test_a_calibration_of_noise_is_kept_and_one_of_another_form_is_refused() -> 
     assert widest({EXACT: LEAST}).noise == (1.0,) * len(NOISE_SCALES)
     with pytest.raises(UsageError):
         from_json(to_json({EXACT: replace(HonestMeans(), noise=(0.1, 0.2))}))
-    certain = measure(np.zeros(100), np.full(100, -1e-6), np.full(100, -1e-6))
+    certain = measure(np.zeros(100), np.full(100, -1e-6), np.full(100, -1e-6), np.zeros(100))
     assert certain.noise == certain.quiet == (1.0,) * len(NOISE_SCALES) and certain.level == 0

@@ -52,12 +52,12 @@ def make_plan(kinds=None, *, calibrates: bool = False, epoch: int = 1, **rules) 
 
 def sound(part: MadePart) -> Deviations:
     n = part.stop - part.first
-    return Deviations(np.zeros(n), np.full(n, -0.5), np.full(n, -0.5))
+    return Deviations(np.zeros(n), np.full(n, -0.5), np.full(n, -0.5), np.zeros(n))
 
 
 def wrong(part: MadePart) -> Deviations:
     n = part.stop - part.first
-    return Deviations(np.full(n, 0.4), np.full(n, -0.5), np.full(n, -2.0))
+    return Deviations(np.full(n, 0.4), np.full(n, -0.5), np.full(n, -2.0), np.full(n, 0.1))
 
 
 def prove(plan: AuditPlan, node: str) -> None:
@@ -140,8 +140,8 @@ def test_parts_of_one_check_are_of_one_test() -> None:
     plan = make_plan()
     plan.whole(group(0, trajectory("cheat", 40, spans=(Span(V(1, 1), 0, 30), Span(V(1, 2), 30, 40)))))
     [check] = plan.next(100)
-    [(node, tokens, verdict)] = plan.found(check, [wrong(part) for part in check.parts])
-    assert len(check.parts) == 2 and node == "cheat" and tokens == 40 and verdict.caught
+    [(node, tokens, verdict, whole)] = plan.found(check, [wrong(part) for part in check.parts])
+    assert whole and len(check.parts) == 2 and node == "cheat" and tokens == 40 and verdict.caught
     assert plan.counts["caught"] == 1 and [test.tokens for test in plan.tests("cheat")] == [40]
 
 
@@ -191,7 +191,7 @@ def test_trusted_nodes_are_looked_at_only_to_measure_and_only_while_an_auditor_r
             looked += 1000
             recomputed = -rng.exponential(0.5, 1000)
             noise = 0.01 * rng.standard_normal(1000)
-            assert plan.found(check, [Deviations(np.zeros(1000), recomputed + noise, recomputed)]) == []
+            assert plan.found(check, [Deviations(np.zeros(1000), recomputed + noise, recomputed, np.zeros(1000))]) == []
     assert PLENTY <= looked < PLENTY + 1000 and plan.counts["calibrated"] == looked and plan.counts["checked"] == 0
     measured = plan.calibration.means[BFLOAT16]
     mean = 0.01 * (2 / np.pi) ** 0.5  # of |noise|
@@ -232,7 +232,7 @@ def test_a_crowd_of_strangers_keeps_nobody_waiting() -> None:
         waiting.add(f"stranger{i % 50}", check_of("s", 10, i), soon=True)
     for i in range(5):
         waiting.add("proven", check_of("proven", 10, 1000 + i), soon=False)
-    waiting.add("newcomer", check_of("newcomer", 10, 2000), stranger=True)
+    waiting.add("newcomer", check_of("newcomer", 10, 2000), soon=True)
     assert waiting.tokens <= 1000 and len(lost) == 200 + 6 - len(waiting)
     first = waiting.next(100)
     assert sum(check.group_id >= 1000 for check in first) == 5, "each second turn is a proven node's"
@@ -246,9 +246,9 @@ def test_a_crowd_of_strangers_keeps_nobody_waiting() -> None:
 def test_one_nodes_line_is_bounded_and_a_long_completion_has_its_turn() -> None:
     waiting, lost = lines(peer_tokens=100, most_tokens=1000)
     for i in range(30):
-        waiting.add("a", check_of("a", 10, i), stranger=True)
+        waiting.add("a", check_of("a", 10, i), soon=True)
     assert len(waiting) == 10 and [check.group_id for check in lost] == list(range(10, 30))
-    waiting.add("b", check_of("b", 900, 50), stranger=True)
+    waiting.add("b", check_of("b", 900, 50), soon=True)
     assert [check.group_id for check in waiting.next(50)] == [0], "the next in turn is longer than what is left"
     assert [check.group_id for check in waiting.next(50)] == [50]
     waiting.drop("a")
@@ -262,7 +262,7 @@ def test_what_is_given_is_not_measured_and_what_was_measured_is_measured_anew() 
     assert calibration.honest(FLOAT32).far == 0.1 and not calibration.wants(FLOAT32)
     assert calibration.honest(BFLOAT16).far == 0.2 and calibration.wants(BFLOAT16)
     other = NodeArithmetic("vllm", "float32", "cuda")
-    calibration.add(other, np.zeros(ENOUGH), np.full(ENOUGH, -1.0), np.full(ENOUGH, -1.0))
+    calibration.add(other, np.zeros(ENOUGH), np.full(ENOUGH, -1.0), np.full(ENOUGH, -1.0), np.zeros(ENOUGH))
     assert set(from_json(told[-1])) == {FLOAT32, BFLOAT16, other}
     old = to_json({**SHIPPED, other: HonestMeans()})
     assert Calibration.of(old, print).given == {other}, "earlier releases kept what was shipped, too"

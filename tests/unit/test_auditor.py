@@ -149,7 +149,7 @@ def test_answers_are_read_as_strictly_as_they_are_asked(tmp_path: Path) -> None:
     [answer] = Frames().feed(score_answer([[None], [None]]))
     assert read_deviations(answer, checks) == [[None], [None]]
     with pytest.raises(ValueError, match="other tokens"):
-        long = [np.zeros(999).tobytes()] * 3
+        long = [np.zeros(999).tobytes()] * 4
         read_deviations({"found": [[long], [None]]}, checks)
 
 

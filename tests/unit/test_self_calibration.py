@@ -99,7 +99,7 @@ def test_nothing_counts_behind_what_a_node_may_have_chosen(model: Qwen3ForCausal
     assert len(measure_bfloat16(model, same, score(model, same), 10_000).distance) == MOST_OF_PROMPT
     nothing = measure_bfloat16(model, [late], score(model, [late]), 100)
     assert not len(nothing.distance)
-    gone = Scored(np.array([np.nan]), np.array([-1.0]), np.array([-np.inf]))
+    gone = Scored(np.array([np.nan]), np.array([-1.0]), np.array([-np.inf]), np.array([100.0]))
     assert as_drawn(gone) == 0
 
 
@@ -122,14 +122,14 @@ def test_an_auditor_measures_beside_what_it_scores(tmp_path: Path) -> None:
     [answer] = Frames().feed(auditor.answer(message))
     assert not len(read_bfloat16(answer, 0).distance)
     with pytest.raises(ValueError, match="other tokens in bfloat16"):
-        [answer] = Frames().feed(score_answer([], [np.zeros(3)] * 3))
+        [answer] = Frames().feed(score_answer([], [np.zeros(3)] * 4))
         read_bfloat16(answer, 2)
 
 
 def rounded(tokens: int, noise: float, seed: int = 0) -> Deviations:
     rng = np.random.default_rng(seed)
     recomputed = -rng.exponential(0.5, tokens) - 0.1
-    return Deviations(np.zeros(tokens), recomputed + noise * rng.standard_normal(tokens), recomputed)
+    return Deviations(np.zeros(tokens), recomputed + noise * rng.standard_normal(tokens), recomputed, np.zeros(tokens))
 
 
 def test_what_it_measures_takes_the_place_of_what_is_shipped() -> None:
@@ -153,7 +153,7 @@ def test_what_it_measures_takes_the_place_of_what_is_shipped() -> None:
 def test_a_gpu_that_measures_itself_leaves_nothing_of_what_is_shipped_for_its_type() -> None:
     calibration, own = Calibration(), NodeArithmetic("transformers", "bfloat16", "cuda")
     found = rounded(ENOUGH, 0.002)
-    calibration.add(own, found.distance, found.claimed, found.recomputed)
+    calibration.add(own, *found)
     assert calibration.honest(OWN).off == calibration.means[own].off < SHIPPED[OWN].off
     assert widest(calibration.means).off == SHIPPED[OWN].off, "it is still there for whoever asks for all"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -28,7 +29,9 @@ class Cheat:
     change: Change | None = None
     """what is done to what the engine made"""
     mild: bool = False
-    """it may take many tokens to find"""
+    """it may take many tokens to find, or other states at hand"""
+    rare: bool = False
+    """it changes few tokens, so that it takes many to find, and claims the right log probabilities of these"""
 
 
 def cheats(states: Sequence[str]) -> Mapping[str, Cheat]:
@@ -39,9 +42,14 @@ def cheats(states: Sequence[str]) -> Mapping[str, Cheat]:
         "greedy": Cheat(temperature=0.0), "best of two seeds": Cheat(shop=2),
         "copied answers": Cheat(change=_copied), "shuffled answers": Cheat(change=_shuffled),
         "edited tokens (1 in 20)": Cheat(change=_edited),
+        **{f"last tokens ({_RARELY.format(rate)})": Cheat(change=partial(_last, rate=rate), rare=True) for rate in (100, 1_000)},
         "log probabilities: constant -1": Cheat(change=_constant), "log probabilities: +0.1": Cheat(change=_shifted),
         "log probabilities of another token": Cheat(change=_of_another),
     }  # fmt: skip
+
+
+_RARELY = "1 in {:,} of all, nothing else"
+"""How rarely a token is wrong."""
 
 
 def _ordered(states: Sequence[str]) -> list[str]:
@@ -79,6 +87,19 @@ def _edited(claims: list[Claim], rng: np.random.Generator) -> list[Claim]:
     def edit(c: Claim) -> Claim:
         ids = tuple(int(rng.choice(tokens)) if rng.random() < 0.05 else t for t in c.completion_ids)
         return replace(c, completion_ids=ids)
+
+    return [edit(c) for c in claims]
+
+
+def _last(claims: list[Claim], rng: np.random.Generator, rate: int) -> list[Claim]:
+    """Of some completions the last token, and no other: one of `rate` tokens in all. What comes before is as it was drawn."""
+    tokens = [t for c in claims for t in c.completion_ids]
+
+    def edit(c: Claim) -> Claim:
+        if rng.random() >= len(c.completion_ids) / rate:
+            return c
+        others = [t for t in tokens if t != c.completion_ids[-1]]
+        return replace(c, completion_ids=(*c.completion_ids[:-1], int(rng.choice(others))))
 
     return [edit(c) for c in claims]
 

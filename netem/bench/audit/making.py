@@ -14,7 +14,7 @@ import trio
 from torch import nn
 
 from learner.audit.calibration import NodeArithmetic
-from learner.audit.scorer import Claim, score
+from learner.audit.scorer import Claim, Scored, score
 from netem.bench.audit.cheats import Change, Cheat, cheats, likelier
 from netem.bench.audit.nodes import EngineNode, open_node
 from netem.bench.audit.store import TokenFiles, claims_of
@@ -80,7 +80,7 @@ class TokenMaker:
         return stream_of(self.world, kind, HONEST)
 
     def _goal(self, cheat: Cheat) -> int:
-        return self.goals.mild if cheat.mild else self.goals.cheat
+        return self.goals.mild if cheat.mild or cheat.rare else self.goals.cheat
 
     async def _make_kind(self, kind: NodeArithmetic, honest: int) -> None:
         missing = {
@@ -145,8 +145,18 @@ class TokenMaker:
             if stream.tokens >= self._goal(cheat):
                 return
             first, _, groups = map(int, path.stem.split("-"))
-            claims = change(claims_of(path, self.world), np.random.default_rng(first))
-            stream.add(first, groups, claims, score(self.checker, claims))
+            made = claims_of(path, self.world)
+            claims = change(made, np.random.default_rng(first))
+            found = score(self.checker, claims)
+            if cheat.rare:
+                found = [_said_right(*of) for of in zip(found, claims, made, strict=True)]
+            stream.add(first, groups, claims, found)
+
+
+def _said_right(found: Scored, claim: Claim, made: Claim) -> Scored:
+    """As if the node had said of each changed token what its log probability is."""
+    changed = np.array(claim.completion_ids) != np.array(made.completion_ids)
+    return found._replace(claimed=np.where(changed, found.recomputed, found.claimed))
 
 
 MakesBatch = Callable[[int, int], Awaitable[list[Claim]]]
