@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -21,6 +21,8 @@ import numpy as np
 from learner.audit.calibration import Calibration, NodeArithmetic
 from learner.audit.choosing import chosen
 from learner.audit.long_ones import LongCompletions
+from learner.audit.looks import LookKey, Looks
+from learner.audit.parts import MadePart, parts_of, tokens_of
 from learner.audit.sequential import FALSE_ALARM, NOTABLE, NodeTest, Verdict, grossness
 from learner.audit.versions import ChosenVersions
 from learner.audit.waiting import WaitingLines
@@ -38,11 +40,9 @@ MOST_TESTED = 2_000
 gone and were tested longest ago; one that comes back then is tested from the beginning."""
 
 
-MAY_BE_GROSS = 1e-3
-"""Mean of `grossness` from which on nothing follows from a single token of a node of such a kind."""
-
-MOST_LOOKED_AT = 4_096
-"""Completions of which it is remembered what was checked while they went on."""
+MAY_BE_GROSS = 5e-5
+"""Mean of `grossness` from which on nothing follows from a single token of a node of such a kind: of the 4,096 tokens that are
+looked at then, some more would be so."""
 
 LATELY = 256
 """Tokens after which a node's second test begins anew. What the first one's bets lost on its honest tokens has to be won back
@@ -54,15 +54,6 @@ OWN_KIND = NodeArithmetic("transformers", "bfloat16", "cpu")
 
 OWN_AT_ONCE = 1_024
 """Tokens that the auditor makes itself beside what it checks, at the most: checks do not wait long for it."""
-
-
-class MadePart(NamedTuple):
-    """Sampled tokens [first, stop) of a completion, all of one node's making under one version."""
-
-    version: Version
-    first: int
-    stop: int
-    node: str
 
 
 class Deviations(NamedTuple):
@@ -88,7 +79,6 @@ class Check:
     """A completion that is to be scored again: only `parts` of it are."""
 
     group_id: int
-    member: int
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -98,7 +88,7 @@ class Check:
     """of each part's node, as it said when the completion ended"""
     given: tuple[tuple[int, int], ...] = ()
     whole: bool = False
-    """it has ended, and `parts` are all of it, of one node's making"""
+    """it has ended, is of one node's making, and all of it was or is checked"""
 
     @property
     def length(self) -> int:
@@ -114,18 +104,7 @@ class Judged(NamedTuple):
     """that were looked at"""
     verdict: Verdict
     whole: bool = False
-    """they are a whole completion, which nobody else had a part in"""
-
-
-def parts_of(trajectory: Trajectory) -> Iterator[MadePart]:
-    """Runs of tokens by maker and version, in order; those that an environment gave lie within, and are in no run alone."""
-    makers = [(m.start, m.node) for m in trajectory.makers] or [(0, trajectory.node)]
-    ends = [start for start, _ in makers[1:]] + [len(trajectory.completion_ids)]
-    for span in trajectory.spans:
-        for (start, node), end in zip(makers, ends, strict=True):
-            first, stop = max(span.start, start), min(span.stop, end)
-            if first < stop:
-                yield MadePart(span.version, first, stop, node)
+    """with what was looked at before they are a whole completion, which nobody else had a part in"""
 
 
 def kind_test(calibration: Calibration, kind: NodeArithmetic, false_alarm: float, before: int = 0) -> NodeTest:
@@ -156,64 +135,70 @@ class AuditPlan:
     _lately: dict[str, NodeTest] = field(default_factory=dict, init=False, repr=False)
     """by node, of its last tokens alone: nobody is called wrong by it"""
     _long: LongCompletions = field(init=False, repr=False)
-    _looked_at: dict[tuple[int, int], tuple[MadePart, ...]] = field(default_factory=dict, init=False, repr=False)
-    """(group, seed) -> what was checked of a completion while it went on"""
+    _looks: Looks = field(default_factory=Looks, init=False, repr=False)
     _kinds: dict[str, ToldKind] = field(default_factory=dict, init=False, repr=False)
     """as told last, of nodes that may be gone"""
 
     def __post_init__(self) -> None:
         self._waiting = WaitingLines(self._drop)
         self.versions = ChosenVersions(self.secret)
-        self._long = LongCompletions(self._is_here)
+        self._long = LongCompletions(lambda: self.standing.rules.audit_share, self._is_here)
 
     # ---- what is checked
 
     def whole(self, group: Group) -> None:
         """A group's completions have ended: those that are chosen wait from here on."""
-        for member, trajectory in enumerate(group.trajectories):
-            made = list(parts_of(trajectory))
-            long = self._long.ended(_tokens(made))
-            seen = self._looked_at.pop((group.group_id, trajectory.seed), ())
-            made = list(_behind(made, seen))
-            by_chance = [part for part in made if self._chosen(part, group.group_id, member)]
-            more = [part for part in made if part not in by_chance and self._takes_long(part, long)]
-            whole = not seen and made == by_chance + more and len({part.node for part in made}) == 1
-            self._check(group.group_id, member, trajectory, sorted(by_chance + more), soon=bool(more), whole=whole)
+        for trajectory in group.trajectories:
+            key, made = LookKey(group.group_id, trajectory.seed), list(parts_of(trajectory))
+            self._made(made)
+            long = self._long.ended(tokens_of(made))
+            left = self._looks.behind(key, made)
+            parts = [part for part in left if self._chosen(part, key)]
+            longs = [part for part in left if part not in parts and self._takes_long(part, long)]
+            whole = len(parts) + len(longs) == len(left) and len({part.node for part in made}) == 1
+            self._check(key, trajectory, sorted(parts + longs), soon=bool(longs), whole=whole)
+            self._looks.ended(key)
 
-    @property
-    def long_from(self) -> float:
-        """Tokens from which a completion is long beside others; inf while that is not known."""
-        return self._long.least
+    def looks_at(self, group_id: int, seed: int, length: int, makers: Iterable[str]) -> bool:
+        """Whether `running` is to be told of a completion that goes on and is waited for, of which as much was made since the
+        last time as before: a long one, one that was chosen by chance, or one with makers of which all is checked."""
+        key = LookKey(group_id, seed)
+        if not self._looks.due(key, length, self._long.least):
+            return False
+        by_chance = chosen(self.secret, *key, self.standing.rules.audit_share)
+        looked = by_chance or length >= self._long.least or any(map(self.all_of, makers))
+        if not looked:
+            self._looks.looked(key, length, ())
+        return looked
 
     def running(self, group_id: int, trajectory: Trajectory) -> None:
-        """A completion goes on, and is waited for: what there is of it is checked at once, of makers of which all is, and of a
-        long one's where their allowances have room. Again when as much was made since: the rest is checked when it has ended."""
-        key, made = (group_id, trajectory.seed), list(parts_of(trajectory))
-        seen = self._looked_at.get(key, ())
-        behind, long = list(_behind(made, seen)), _tokens(made) >= self.long_from
-        if _tokens(behind) < max(1, _tokens(made) - _tokens(behind)):
-            return
-        parts = [part for part in behind if self.all_of(part.node) or self._takes_long(part, long)]
-        if not parts:
-            return
-        stops = {part.stop for part in parts}
-        self._looked_at[key] = tuple(part for part in made if part.stop in stops or part in seen)
-        while len(self._looked_at) > MOST_LOOKED_AT:  # of groups that were given up
-            del self._looked_at[next(iter(self._looked_at))]
-        self._check(group_id, -1, trajectory, parts, soon=True, whole=False)
+        """What there is of a completion that `looks_at` named is checked at once: what is chosen of it, and of a long one what
+        its makers' allowances have room for. The rest is checked when it has ended."""
+        key, made = LookKey(group_id, trajectory.seed), list(parts_of(trajectory))
+        long = tokens_of(made) >= self._long.least
+        left = self._looks.behind(key, made)
+        parts = [part for part in left if self._chosen(part, key) or self._takes_long(part, long)]
+        parts = [part for part in parts if self._has_state(trajectory, part)]
+        self._looks.looked(key, len(trajectory.completion_ids), parts)  # before: it may be dropped at once
+        self._check(key, trajectory, parts, soon=True, first=True)
+
+    def remade(self, node: str) -> None:
+        """What this node makes under way is made again."""
+        self._looks.remade(node)
 
     def _check(
-        self, group_id: int, member: int, trajectory: Trajectory, chosen_parts: Sequence[MadePart], *, soon: bool, whole: bool
-    ) -> None:
+        self, key: LookKey, trajectory: Trajectory, chosen_parts: Sequence[MadePart], *, soon: bool, whole: bool = False,
+        first: bool = False,
+    ) -> None:  # fmt: skip
         """These parts wait, as far as there is a state that they can be scored under."""
-        parts = [p for p in chosen_parts if p.version.epoch == self.epoch and not self._mixed(trajectory, p)]
-        self.counts["unknown"] += _tokens(chosen_parts) - _tokens(parts)
+        parts = [part for part in chosen_parts if self._has_state(trajectory, part)]
+        self.counts["unknown"] += tokens_of(chosen_parts) - tokens_of(parts)
         if parts:
             self._wait(Check(
-                group_id, member, trajectory.prompt_ids, trajectory.completion_ids, trajectory.logprobs,
+                key.group_id, trajectory.prompt_ids, trajectory.completion_ids, trajectory.logprobs,
                 seed=trajectory.seed, parts=tuple(parts), kinds=tuple(self._kind(part.node).arithmetic for part in parts),
                 given=tuple((gap.start, gap.stop) for gap in trajectory.given), whole=whole and len(parts) == len(chosen_parts),
-            ), soon)  # fmt: skip
+            ), soon=soon, first=first)  # fmt: skip
 
     def published(self, version: Version, size: int = 0) -> int:
         """A version is out; see `ChosenVersions.published`."""
@@ -312,16 +297,21 @@ class AuditPlan:
 
     # ---- inside
 
-    def _chosen(self, part: MadePart, group_id: int, member: int) -> bool:
-        times, tokens = self.versions.times(part.version), part.stop - part.first
+    def _made(self, made: Sequence[MadePart]) -> None:
+        """A completion has ended: proven nodes' tokens of which a share is checked."""
+        for part in made:
+            share, tokens = self.standing.audit_share(part.node), part.stop - part.first
+            if share < 1.0 and not self.standing.trusts(part.node):
+                self.versions.made(tokens)
+                self._long.made(part.node, tokens, share)
+
+    def _chosen(self, part: MadePart, key: LookKey) -> bool:
+        times = self.versions.times(part.version)
         if self.standing.trusts(part.node):
             return times > 0 and self.calibrates() and self.calibration.wants(self._kind(part.node).arithmetic)
         share = self.standing.audit_share(part.node)
-        if share < 1.0:
-            self.versions.made(tokens)
-            self._long.made(part.node, tokens, share)
-            share *= times
-        return share > 0 and chosen(self.secret, group_id, member, share)
+        share *= times if share < 1.0 else 1.0
+        return share > 0 and chosen(self.secret, *key, share)
 
     def _takes_long(self, part: MadePart, long: bool) -> bool:
         """Whether a part that was not chosen is checked since its completion is long."""
@@ -341,20 +331,22 @@ class AuditPlan:
     def _is_here(self, node: str) -> bool:
         return self.kind_of(node) is not None
 
-    def _mixed(self, trajectory: Trajectory, part: MadePart) -> bool:
-        """Whether keys and values of older weights went into it: its node keeps them, and had the sequence already."""
+    def _has_state(self, trajectory: Trajectory, part: MadePart) -> bool:
+        """Whether it was made under one version of this learner's life: where its node keeps keys and values, and had the
+        sequence already, those of older weights went into it."""
         begun = next((m.start for m in reversed(trajectory.makers) if m.start <= part.first), 0)
-        return self._kind(part.node).keeps and part.first > begun
+        return part.version.epoch == self.epoch and not (self._kind(part.node).keeps and part.first > begun)
 
-    def _wait(self, check: Check, soon: bool) -> None:
+    def _wait(self, check: Check, *, soon: bool, first: bool) -> None:
         by_node = Counter[str]()
         for part in check.parts:
             by_node[part.node] += part.stop - part.first
         node = by_node.most_common(1)[0][0]
-        self._waiting.add(node, check, soon=soon or self.all_of(node))
+        self._waiting.add(node, check, soon=soon or self.all_of(node), first=first)
 
     def _drop(self, check: Check) -> None:
-        self.counts["dropped"] += _tokens(check.parts)
+        self.counts["dropped"] += tokens_of(check.parts)
+        self._looks.not_checked(LookKey(check.group_id, check.seed), check.parts)
 
     def _notable(self, node: str, test: NodeTest, deviations: Deviations) -> bool:
         """Whether its last tokens say something against it, whatever those before said for it."""
@@ -383,19 +375,6 @@ class AuditPlan:
         if kind not in tests:
             tests[kind] = kind_test(self.calibration, kind, self.false_alarm, len(tests))
         return tests[kind]
-
-
-def _tokens(parts: Sequence[MadePart]) -> int:
-    return sum(part.stop - part.first for part in parts)
-
-
-def _behind(made: Sequence[MadePart], seen: Sequence[MadePart]) -> Iterator[MadePart]:
-    """Without what was seen before of the same node's: no token is bet on twice."""
-    until = {(part.first, part.node): part.stop for part in seen}
-    for part in made:
-        first = min(until.get((part.first, part.node), part.first), part.stop)
-        if first < part.stop:
-            yield part._replace(first=first)
 
 
 UNTOLD = ToldKind(NodeArithmetic("unknown", "unknown", "unknown"))

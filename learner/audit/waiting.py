@@ -1,7 +1,7 @@
 """What waits to be checked: bounded, and taken in turn, so that a crowd of strangers keeps nobody else's checks waiting. Pure.
 
 What is to be checked soon (strangers' completions, and long ones) and what has time take turns, and within each kind the nodes
-do. Must not know how a completion is chosen or checked.
+do. What the trainer waits for has each second batch to itself. Must not know how a completion is chosen or checked.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class WaitingLines(Generic[Waits]):
     most_tokens: int = MOST_TOKENS
     tokens: int = field(default=0, init=False)
     """that wait in all"""
-    _kinds: tuple[dict[str, _Line[Waits]], dict[str, _Line[Waits]]] = field(
-        default_factory=lambda: ({}, {}), init=False, repr=False
-    )
-    """of what has time, of what is to be checked soon: node -> its line, in the order of turns"""
+    _kinds: tuple[dict[str, _Line[Waits]], ...] = field(default_factory=lambda: ({}, {}, {}), init=False, repr=False)
+    """of what has time, of what is to be checked soon, of what comes first: node -> its line, in the order of turns"""
+    _was_first: bool = field(default=False, init=False, repr=False)
+    """whether the last batch was of what comes first"""
     _turn: bool = field(default=True, init=False, repr=False)
     """whether it is that of what is to be checked soon"""
 
-    def add(self, node: str, item: Waits, *, soon: bool) -> None:
+    def add(self, node: str, item: Waits, *, soon: bool, first: bool = False) -> None:
         """It waits, unless its node has as much waiting as it may. When all places are taken the kind with most gives one up, and
         of its nodes the one with most."""
-        line = self._kinds[soon].setdefault(node, _Line())
+        line = self._kinds[2 if first else soon].setdefault(node, _Line())
         if line.items and line.tokens + item.length > self.peer_tokens:
             self.dropped(item)
             return
@@ -69,8 +69,10 @@ class WaitingLines(Generic[Waits]):
 
     def next(self, most_tokens: int) -> list[Waits]:
         """What has its turn, of so many tokens, one at least. [] when nothing waits."""
+        time, soon, first = self._kinds
+        self._was_first = bool(first) and not (self._was_first and (time or soon))
         batch, tokens = list[Waits](), 0
-        while kind := self._kinds[self._turn] or self._kinds[not self._turn]:
+        while kind := first if self._was_first else self._kinds[self._turn] or self._kinds[not self._turn]:
             node = next(iter(kind))
             if batch and tokens + kind[node].items[0].length > most_tokens:
                 break
@@ -92,7 +94,7 @@ class WaitingLines(Generic[Waits]):
     @property
     def some_soon(self) -> bool:
         """Whether anything waits that is to be checked soon."""
-        return bool(self._kinds[True])
+        return bool(self._kinds[1] or self._kinds[2])
 
     def __iter__(self) -> Iterator[Waits]:
         """All that waits, in no order."""

@@ -52,6 +52,10 @@ PROVEN_GATHER_S = 10.0
 """The same where only proven nodes' completions wait. It ends sooner when no more can come under the oldest version that is
 waited for, or when as many tokens wait as are asked for at once."""
 
+LOOK_TOKENS = 16_384
+"""Tokens of completions under way that one look at what the trainer waits for takes at the most, and one completion more: it
+looks four times a second, and a thousand nodes hold four thousand sequences."""
+
 MOST_LAG = 32
 """Versions that the auditor's state may be behind while nothing is to be checked: half of what a node may. Beyond it the chunks
 are not kept for it any more, and it begins anew from a whole state when it must."""
@@ -123,12 +127,13 @@ class Audits:
                 self._work.set()
 
     def held_up(self, groups: Iterable[RunningGroup]) -> None:
-        """The trainer waits for these: what is long of them, or made by nodes of which all is checked, is checked as far as it
-        was made."""
-        least, all_of = self.plan.long_from, self._all_of_here()
+        """The trainer waits for these: some of them are checked as far as they were made (`AuditPlan.looks_at`)."""
+        room = LOOK_TOKENS
         for group in () if self.over else groups:
             for member in group.members:
-                if member.node and (len(member.completion.ids) >= least or any(m.node in all_of for m in member.makers)):
+                length, makers = len(member.completion.ids), (maker.node for maker in member.makers)
+                if member.node and room > 0 and self.plan.looks_at(group.group_id, member.seed, length, makers):
+                    room -= length
                     self.plan.running(group.group_id, so_far(group, member))
         if self.plan.waiting:
             self._work.set()
@@ -172,9 +177,6 @@ class Audits:
 
     def _checks_all_of_somebody(self) -> bool:
         return any(self.plan.all_of(peer) for peer in self._run.nodes)
-
-    def _all_of_here(self) -> set[str]:
-        return {peer for peer in self._run.nodes if self.plan.all_of(peer)}
 
     async def _wait(self) -> None:
         await self._work.wait()
@@ -312,15 +314,20 @@ class Audits:
     def _judge(self, judged: Judged) -> None:
         node, tokens, verdict, whole = judged
         if not verdict.caught:
-            self._run.trust.standing.checked(node, tokens, whole=whole and not verdict.gross)
+            if not verdict.gross:
+                self._run.trust.standing.checked(node, tokens, whole=whole)
             if verdict.gross:  # one in each completion is all that it takes to make completions long, or to change what they say
                 why = f"audits: {verdict.gross} of its tokens are not what its seed draws"
                 self._run.trust.odd(node, why, trio.current_time())
+                self.plan.remade(node)
             elif verdict.notable:
                 self._run.trust.standing.recheck(node)
             return
         self.plan.drop(node)
-        if not self._run.trust.barred_s(node, 0.0):  # it is told by each of its completions that were under way here
+        self.plan.remade(node)
+        if self._run.trust.barred_s(node, 0.0):  # of a completion of its that others go on with
+            self._run.trust.odd(node, f"audits: {verdict.why}", trio.current_time())
+        else:
             self._run.trust.caught(node, f"audits: {verdict.why}")
 
     def _give_up(self, why: str) -> None:

@@ -66,6 +66,10 @@ class Trust(NodeConduct, PeerConduct):
         """which one was last, and why; and tokens of all of them that the trainer has"""
         self.trained: Counter[str] = Counter()
         """tokens of each node that the trainer was handed, in this life of the learner; of nodes that are gone, the last ones"""
+        self._rests: dict[str, float] = {}
+        """node -> until when it gets nothing for what was grossly wrong, on the head's clock"""
+        self._some_unhurt = False
+        """whether a proven node was there that is on trial for others' faults alone"""
         self._credible_here = False
         """whether a proven node that takes work and is not on trial again was there at the last look"""
         self._apart_until = float("-inf")
@@ -82,16 +86,24 @@ class Trust(NodeConduct, PeerConduct):
 
     def odd(self, peer: str, why: str, now: float) -> None:
         """Some of what it made is grossly wrong, and not enough to expel it: what the trainer does not have of it is made again,
-        it is doubted and gets nothing for as long, and is in question until it made something sound. `now` is of the head's
-        clock. sqlite3.Error as of `caught`."""
+        it is doubted and gets nothing for as long unless nobody else is there, and is in question until it made something sound.
+        While it rests or is away already it is made again, and no more. `now` is of the head's clock. sqlite3.Error as of
+        `caught`."""
         if self.standing.trusts(peer):
             return
-        self._found_wrong(peer, why)
         back = self._make_again(peer)
+        if now < self._rests.get(peer, float("-inf")) or self.standing.barred_s(peer, self._wall()):
+            return
+        self._found_wrong(peer, why)
         complain(log, peer, f"node {peer} is not believed for now: {why:.300}; {back}")
-        self.standing.question([peer], math.inf)
         self.doubt(peer, why)
-        self.back_offs.more(peer, now, self.standing.doubted_s(peer, self._wall()))
+        self.standing.question([peer], math.inf)
+        rest_s = self.standing.doubted_s(peer, self._wall())
+        self._rests[peer] = now + rest_s
+        renewed(self._rests, peer)
+        forget_oldest(self._rests)
+        if not all(map(self.standing.found_wrong, self._nodes)):
+            self.back_offs.of(peer).more(now, rest_s)
 
     def _make_again(self, peer: str) -> TakenBack:
         back = self.take_back(peer)
@@ -100,7 +112,7 @@ class Trust(NodeConduct, PeerConduct):
 
     def _found_wrong(self, peer: str, why: str) -> None:
         proven, now = self.proven_here(), self._wall()
-        if peer in proven and self._wave.found(peer, len(proven), now):
+        if peer in proven and not self.standing.found_wrong(peer) and self._wave.found(peer, len(proven), now):
             self.standing.question(proven, now + WAVE_S)
             log.warning("several proven nodes turned at about the same time, the last one %s (%.200s): all that others make is "
                         "checked until some of it was sound", peer, why)  # fmt: skip
@@ -139,6 +151,8 @@ class Trust(NodeConduct, PeerConduct):
 
     def checks(self, on: bool, share: float = 0.0) -> None:
         """Whether what nodes make is checked (then it must be, before a node is proven), and which share of a proven node's."""
+        if not on:
+            self.standing.no_questions()
         self.standing.rules = replace(self.standing.rules, checks=on, audit_share=share)
 
     def is_checked(self, peer: str) -> bool:
@@ -192,14 +206,22 @@ class Trust(NodeConduct, PeerConduct):
         return self._wall() >= self._apart_until or self.standing.proven(peer)
 
     def credible(self, peer: str) -> bool:
-        """As `NodeConduct` asks it. Where all proven nodes are on trial again, who has ended something since is better than
-        nobody: else nothing that anybody holds could be taken."""
+        """As `NodeConduct` asks it. Where all proven nodes are on trial again, those are believed that are so for others' faults;
+        and else who has ended something since is better than nobody: else nothing that anybody holds could be taken."""
         if self.standing.proven(peer) and not self.doubted(peer):
             return True
-        return not self._credible_here and self.standing.made_since_expelled(peer) and not self.standing.doubts(peer)
+        if self._credible_here or self.standing.doubts(peer) or self.standing.found_wrong(peer):
+            return False
+        return self._is_unhurt(peer) if self._some_unhurt else self.standing.made_since_expelled(peer)
 
     def anybody_proven(self) -> bool:
-        return self._credible_here
+        return self._credible_here or self._some_unhurt
+
+    def _is_unhurt(self, peer: str) -> bool:
+        """Whether it is proven, and on trial for others' faults at the most."""
+        return self.standing.proven(peer) and not self.standing.doubted_s(peer, self._wall()) and not (
+            self.standing.doubts(peer) or self.standing.found_wrong(peer)
+        )
 
     def doubted(self, peer: str) -> bool:
         return self.standing.doubted(peer, self._wall())
@@ -222,6 +244,7 @@ class Trust(NodeConduct, PeerConduct):
         held = [NodeHolding(p, node.capacity, load(p), able(node), p in slow) for p, node in self._nodes.items()]
         now, proven = self._wall(), [node.peer for node in held if node.able and self.standing.proven(node.peer)]
         self._credible_here = not all(self.standing.doubted(peer, now) for peer in proven)
+        self._some_unhurt = not self._credible_here and any(map(self._is_unhurt, proven))
         if proven:
             self._apart_until = now + APART_S
         elif not any(map(self.standing.proven, self._nodes)):

@@ -109,7 +109,9 @@ class _Question(NamedTuple):
     until: float
     """when its word counts again at the latest"""
     left: int
-    """completions that are still to be found sound"""
+    """completions of its own that are still to be found sound"""
+    tokens: int
+    """or tokens of whatever it had a part in"""
 
 
 class TrialOrder(NamedTuple):
@@ -154,18 +156,27 @@ class Standing:
         record = self._of(peer)
         record.checked += tokens
         record.recheck = max(0, record.recheck - tokens)
-        if whole and (question := self._in_question.pop(peer, None)) is not None and question.left > 1:
-            self._in_question[peer] = question._replace(left=question.left - 1)
+        question = self._in_question.get(peer)
+        if question is not None:
+            left, more = question.left - whole, question.tokens - tokens
+            if left > 0 and more > 0:
+                self._in_question[peer] = question._replace(left=left, tokens=more)
+            else:
+                del self._in_question[peer]
 
     def question(self, peers: Iterable[str], until: float) -> None:
-        """They may have turned together with others: all of theirs is checked until WAVE_COMPLETIONS were sound, and they are on
-        trial as long, at most until this time. inf: it was found wrong itself."""
+        """They may have turned together with others: all of theirs is checked until WAVE_COMPLETIONS were sound, or RECHECK
+        tokens of whatever they had a part in, and they are on trial as long, at most until this time. inf: found wrong itself."""
         if self.rules.checks:
             for peer in peers:
-                if not self.trusts(peer) and not self.found_wrong(peer):
-                    self._in_question[peer] = _Question(until, WAVE_COMPLETIONS)
+                if not self.trusts(peer) and (until == math.inf or not self.found_wrong(peer)):
+                    self._in_question[peer] = _Question(until, WAVE_COMPLETIONS, RECHECK)
                     renewed(self._in_question, peer)
             forget_oldest(self._in_question, MOST_RECORDS)
+
+    def no_questions(self) -> None:
+        """Nothing is checked any more, so nobody could show anything."""
+        self._in_question.clear()
 
     def found_wrong(self, peer: str) -> bool:
         """Whether some of what it made was grossly wrong, and not enough was sound since."""
@@ -187,8 +198,9 @@ class Standing:
         record.strikes, record.struck_at = _left(record, now) + 1.0, now
         record.recheck = RECHECK
         record.why = why
-        known = record.delivered and not self.found_wrong(peer)
-        most = DOUBTS if known else max(1, STRANGER_DOUBTS - record.expelled)
+        most = DOUBTS if record.delivered else max(1, STRANGER_DOUBTS - record.expelled)
+        if record.delivered and self.found_wrong(peer):
+            most = STRANGER_DOUBTS
         if record.doubts < most:
             return False
         self.expel(peer, f"doubted {record.doubts} times in a row, the last time since {why}", now)
@@ -211,11 +223,13 @@ class Standing:
         record.barred_until = now + min(first * 2.0 ** min(record.expelled, 32), most)
         record.expelled += 1
         record.delivered = record.checked = record.recheck = record.doubts = 0
+        self._in_question.pop(peer, None)
         record.allowance, record.refusals, record.why = 1.0, 0.0, why
 
     def forgive(self, peers: Iterable[str]) -> None:
         """The operator forgives these: they may come at once, as strangers."""
         for peer in peers:
+            self._in_question.pop(peer, None)
             if peer in self._records:
                 record = self._of(peer)
                 record.barred_until, record.expelled, record.strikes = 0.0, 0, 0.0
@@ -241,7 +255,10 @@ class Standing:
         if record is None or self.trusts(peer):
             return False
         question = self._in_question.get(peer)
-        if record.doubts or (question is not None and now < question.until):
+        if question is not None and now >= question.until:
+            del self._in_question[peer]
+            question = None
+        if record.doubts or question is not None:
             return True
         return self.doubted_s(peer, now) > 0
 

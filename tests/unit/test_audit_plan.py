@@ -223,7 +223,7 @@ def lines(**bounds) -> tuple[WaitingLines[Check], list[Check]]:
 
 def check_of(node: str, length: int, group_id: int = 0) -> Check:
     part = MadePart(V(1, 0), 0, length, node)
-    return Check(group_id, 0, (), (1,) * length, (-0.5,) * length, seed=0, parts=(part,), kinds=(FLOAT32,))
+    return Check(group_id, (), (1,) * length, (-0.5,) * length, seed=0, parts=(part,), kinds=(FLOAT32,))
 
 
 def test_a_crowd_of_strangers_keeps_nobody_waiting() -> None:
