@@ -3,8 +3,8 @@
 A node that goes on where its seed drew the end holds a step up for as long as it likes, and looks quick by its tokens. Of its
 completions the usual share is checked, some one in fifty, so that took minutes to find. So the longest completions are checked
 out of turn: those that had a small part of all tokens of late, an eighth of the usual share. Each node's first one is, and beyond
-that as many tokens as it earned by others, so that whose answers are honestly long costs no more. Must not know what a check is,
-or who is proven.
+that as many tokens as it earned by others, and as all nodes together earned and did not use. So whose answers are honestly long
+costs no more than two eighths. Must not know what a check is, or who is proven.
 """
 
 from __future__ import annotations
@@ -21,8 +21,14 @@ LONG_PART = 0.125
 RECENT_LENGTHS = 4_096
 """Completions that are compared with: when most nodes begin to make long ones at once, it takes them hundreds to hide it."""
 
+FAR_LONGER = 4
+"""Times what one completion in a hundred has at the least, beyond which length does not count."""
+
 FEW_LENGTHS = 16
 """Completions below which nothing is called long, and after which it is found anew what is."""
+
+MOST_SPARE = 4_096
+"""Tokens that all nodes together may have earned and not used, and have at the beginning."""
 
 MOST_OWING = 2_000
 """Nodes, gone ones among them, of which it is remembered what they had checked."""
@@ -39,6 +45,7 @@ class LongCompletions:
     _lengths: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_LENGTHS), init=False, repr=False)
     _since: int = field(default=0, init=False, repr=False)
     """completions since `least` was found"""
+    _spare: float = field(default=float(MOST_SPARE), init=False, repr=False)
     _owing: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     """node -> tokens of its long ones that were checked, less what its tokens since have earned; none is at 0"""
 
@@ -53,6 +60,7 @@ class LongCompletions:
 
     def made(self, node: str, tokens: int, share: float) -> None:
         """It made so many tokens, where `share` of all are checked by chance."""
+        self._spare = min(MOST_SPARE, self._spare + LONG_PART * share * tokens)
         owing = self._owing.get(node)
         if owing is None:
             return
@@ -64,19 +72,25 @@ class LongCompletions:
 
     def takes(self, node: str, tokens: int) -> bool:
         """Whether so many tokens of a long completion are checked now; they are counted if so."""
-        if node in self._owing or tokens <= 0:
+        if tokens <= 0 or (node in self._owing and tokens > self._spare):
             return False
+        if node in self._owing:
+            self._spare -= tokens
+            return True
         self._owing[node] = float(tokens)
         renewed(self._owing, node)
         forget_oldest(self._owing, MOST_OWING, self.is_here)
         return True
 
     def _longest(self) -> float:
-        """The length from which on completions have no more than the part of all tokens that may be checked for it."""
-        room, least = LONG_PART * self.share() * sum(self._lengths), float("inf")
-        for length in sorted(self._lengths, reverse=True):
-            room -= length
+        """The length from which on completions have no more than the part of all tokens that may be checked for it. A few that
+        are far longer than all others count as if they were less so: those are what is looked for."""
+        ranked = sorted(self._lengths, reverse=True)
+        most = FAR_LONGER * ranked[len(ranked) // 100]
+        room, least = LONG_PART * self.share() * sum(ranked), float("inf")
+        for length in ranked:
+            room -= min(length, most)
             if room < 0:
-                return length + 1
-            least = length
+                return min(length, most) + 1
+            least = min(length, most)
         return least

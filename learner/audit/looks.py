@@ -97,7 +97,9 @@ class Looks:
     def remade(self, node: str) -> None:
         """What this node makes under way is made again: other tokens stand at its places."""
         for look in self._of.values():
-            look.stops = {run: stop for run, stop in look.stops.items() if run.node != node}
+            kept = {run: stop for run, stop in look.stops.items() if run.node != node}
+            if len(kept) < len(look.stops):
+                look.stops, look.length = kept, 0
 
     def _has_room(self, group_id: int) -> bool:
         self._newest = max(self._newest, group_id)

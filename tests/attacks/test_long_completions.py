@@ -155,8 +155,10 @@ async def test_who_goes_on_where_its_draw_said_the_end(
         first = [await run.pace(BEGUN_S / 3) for _ in range(3)]
         later = [await run.pace(MEASURED_S / 6) for _ in range(6)]
         under_attack = sum(later) / len(later)
-        found = [sum(standing.of(node.peer).doubted > 0 for node in nodes), sum(standing.of(n.peer).expelled > 0 for n in nodes)]
-        print(f"{lengths.__name__}, {count} go on to {tokens} at {rate:.0f}/s, 1 in {one_in}: {under_attack:.2f} of {alone:.2f} "
-              f"({before:.2f} with them); {first}, then {later}; found, expelled {found}; {dict(audits.plan.counts)}")  # fmt: skip
+        records = [standing.of(node.peer) for node in nodes]
+        found = [sum(record.doubted > 0 for record in records), sum(record.expelled > 0 for record in records)]
+        what = f"{lengths.__name__}, {count} go on to {tokens} at {rate:.0f}/s, 1 in {one_in}"
+        print(f"{what}: {under_attack:.2f} of {alone:.2f} ({before:.2f} with them); {first}, then {later}; "
+              f"found, expelled {found}; {dict(audits.plan.counts)}")  # fmt: skip
         assert under_attack >= LEAST * alone
         assert not any(node.closed for node in honest_nodes) and not any(standing.of(n.peer).expelled for n in honest_nodes)

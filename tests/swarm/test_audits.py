@@ -88,7 +88,8 @@ class World:
             StandingRules(**{"proven_tokens": 200, **rules}), nodes, wall=lambda: self.wall,  # type: ignore[arg-type]
             expel=lambda *told: self.expelled.append(told),
         )  # fmt: skip
-        self.trust.take_back = lambda peer: TakenBack(1, 0, 0)
+        back = [TakenBack(1, 0, 0)]
+        self.trust.take_back = lambda peer: back.pop() if back else TakenBack()
         self.whole: list[int] = []
         """steps whose states were to be kept whole"""
         self.way: list[str] = []

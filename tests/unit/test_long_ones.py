@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from learner.audit.calibration import Calibration
-from learner.audit.long_ones import FEW_LENGTHS, LONG, LONG_PART, RECENT_LENGTHS, LongCompletions
+from learner.audit.long_ones import FEW_LENGTHS, LONG_PART, MOST_SPARE, RECENT_LENGTHS, LongCompletions
+from learner.audit.looks import LIVE_GROUPS, LookKey, Looks
+from learner.audit.parts import MadePart
 from learner.audit.plan import AuditPlan, Check, Deviations
 from learner.head.trust import Trust
 from learner.rollouts.taking_back import TakenBack
-from learner.standing.standing import STRANGER_DOUBTS, Standing, StandingRules
+from learner.standing.standing import RECHECK, STRANGER_DOUBTS, Standing, StandingRules
 from learner.standing.wave import WAVE_COMPLETIONS, WAVE_LEAST, WAVE_S, WaveWatch
 from learner.trajectory import Maker
 from p2p.protocol.rollout import Span
@@ -27,8 +31,15 @@ def long_plan(share: float = 1e-9) -> AuditPlan:
         prove(plan, node)
     for i in range(FEW_LENGTHS):
         plan.whole(group(i, trajectory("a")))
-    assert plan.long_from == LONG * 10 and not plan.waiting
+    assert not plan.waiting
     return plan
+
+
+def look(plan: AuditPlan, group_id: int, made: Any) -> None:
+    """As the head does while the trainer waits for it."""
+    makers = [maker.node for maker in made.makers] or [made.node]
+    if plan.looks_at(group_id, made.seed, len(made.completion_ids), makers):
+        plan.running(group_id, made)
 
 
 def batches(plan: AuditPlan) -> Iterator[Check]:
@@ -36,71 +47,110 @@ def batches(plan: AuditPlan) -> Iterator[Check]:
         yield from batch
 
 
-def test_what_is_long_goes_by_a_quarter_of_the_last_ones() -> None:
-    long = LongCompletions(lambda node: True)
-    assert not any(long.ended(1000) for _ in range(FEW_LENGTHS))
-    lengths = [10, 20, 1000, 1000] * (RECENT_LENGTHS // 4)
-    for tokens in lengths:
-        long.ended(tokens)
-    assert long.least == LONG * 20 and long.ended(60) and not long.ended(59)
-    for _ in range(RECENT_LENGTHS // 4):
-        long.ended(10**6)
-    assert long.least == LONG * 20, "it takes thousands to hide"
+def test_what_is_long_goes_by_a_part_of_all_tokens() -> None:
+    long = LongCompletions(lambda: 0.02, lambda node: True)
+    assert not any(long.ended(1000) for _ in range(FEW_LENGTHS)), "not known yet"
+    assert long.least == 1001 and long.ended(1001) and not long.ended(1000)
+    lengths = np.round(20 * np.exp(np.random.default_rng(1).normal(size=2 * RECENT_LENGTHS))).astype(int)
+    found = [int(length) for length in lengths if long.ended(int(length))]
+    assert 0 < len(found) < 30 and min(found[-5:]) > 100
+    alike = LongCompletions(lambda: 0.02, lambda node: True)
+    for i in range(RECENT_LENGTHS):
+        alike.ended(10**4 if i in (500, 900) else 20)
+    assert alike.least == 21, "two that are far longer hide no others"
 
 
 def test_each_nodes_first_long_one_is_checked_and_then_as_much_as_its_other_tokens_earned() -> None:
-    long = LongCompletions(lambda node: True)
-    assert long.takes("a", 100) and not long.takes("a", 100) and long.takes("b", 100)
-    long.made("a", int(100 / (LONG_PART * 0.02)) - 1, 0.02)
-    assert not long.takes("a", 100)
+    long = LongCompletions(lambda: 0.02, lambda node: True)
+    assert long.takes("a", 100) and long.takes("b", 100)
+    assert long.takes("a", MOST_SPARE) and not long.takes("a", 100), "what nobody used is used up"
+    earned = LONG_PART * 0.02
+    long.made("a", int(100 / earned) - 1, 0.02)
+    assert long.takes("b", 99) and not long.takes("a", 100), "b's is of what all earned"
     long.made("a", 2, 0.02)
     assert long.takes("a", 100)
 
 
 def test_a_long_completion_is_checked_and_soon() -> None:
     plan = long_plan()
-    plan.whole(group(100, trajectory("a", 29), trajectory("a", 30), trajectory("a", 50), trajectory("b", 40)))
+    plan.whole(group(100, trajectory("a", 10), trajectory("a", 11), trajectory("a", 50), trajectory("b", 40)))
     assert plan.urgent
     found = list(batches(plan))
-    assert sorted((check.parts[0].node, len(check.completion_ids)) for check in found) == [("a", 30), ("b", 40)]
+    assert sorted((check.parts[0].node, len(check.completion_ids)) for check in found) == [("a", 11), ("a", 50), ("b", 40)]
     assert all(check.whole for check in found)
 
 
 def test_what_is_waited_for_is_checked_while_it_goes_on_and_no_token_twice() -> None:
     plan = long_plan()
-    plan.running(100, trajectory("a", 29))
+    look(plan, 100, trajectory("a", 10))
     assert not plan.waiting, "not long yet"
-    plan.running(100, trajectory("a", 35))
-    plan.running(100, trajectory("a", 60))
+    look(plan, 100, trajectory("a", 11))
+    look(plan, 100, trajectory("a", 21))
     [check] = batches(plan)
-    assert [(p.first, p.stop) for p in check.parts] == [(0, 35)] and not check.whole
+    assert [(p.first, p.stop) for p in check.parts] == [(0, 11)] and not check.whole
     plan.standing.doubt("a", "slow", 0.0)  # all of its tokens are checked now
-    plan.running(100, trajectory("a", 69))
+    look(plan, 100, trajectory("a", 21))
     assert not plan.waiting, "again when as much was made as before"
-    plan.running(100, trajectory("a", 70))
+    look(plan, 100, trajectory("a", 22))
     [check] = batches(plan)
-    assert [(p.first, p.stop) for p in check.parts] == [(35, 70)]
-    plan.whole(group(100, trajectory("a", 75)))
+    assert [(p.first, p.stop) for p in check.parts] == [(11, 22)]
+    plan.whole(group(100, trajectory("a", 30)))
     [check] = batches(plan)
-    assert [(p.first, p.stop) for p in check.parts] == [(70, 75)] and not check.whole
-    plan.whole(group(101, trajectory("a", 75)))
+    assert [(p.first, p.stop) for p in check.parts] == [(22, 30)] and check.whole, "all of it was looked at"
+    plan.whole(group(101, trajectory("a", 30)))
     [check] = batches(plan)
-    assert [(p.first, p.stop) for p in check.parts] == [(0, 75)] and check.whole, "another group's"
+    assert [(p.first, p.stop) for p in check.parts] == [(0, 30)], "another group's"
 
 
-def test_what_another_node_made_in_its_place_is_looked_at_anew() -> None:
+def test_what_is_made_again_is_looked_at_anew() -> None:
     plan = long_plan()
-    plan.running(100, trajectory("a", 35))
+    look(plan, 100, trajectory("a", 35))
     assert len(list(batches(plan))) == 1
-    plan.running(100, trajectory("b", 80))  # it was cut back, and begun again elsewhere
+    look(plan, 100, trajectory("b", 80))  # it was cut back, and begun again elsewhere
     [check] = batches(plan)
     assert [(p.first, p.stop, p.node) for p in check.parts] == [(0, 80, "b")]
+    plan.remade("b")
+    plan.standing.doubt("b", "odd", 0.0)
+    plan.whole(group(100, trajectory("b", 12)))
+    [check] = batches(plan)
+    assert [(p.first, p.stop) for p in check.parts] == [(0, 12)]
+
+
+def test_what_found_no_place_is_checked_when_it_has_ended() -> None:
+    plan = long_plan()
+    look(plan, 100, trajectory("a", 20))
+    plan.drop("a")
+    plan.standing.doubt("a", "slow", 0.0)
+    plan.whole(group(100, trajectory("a", 25)))
+    [check] = batches(plan)
+    assert [(p.first, p.stop) for p in check.parts] == [(0, 25)]
+
+
+def test_looks_are_bounded_and_forget_nothing_that_goes_on() -> None:
+    looks, old, new = Looks(), LookKey(1, 5), LookKey(LIVE_GROUPS + 5, 5)
+    part = MadePart(V(1, 0), 0, 10, "a")
+    assert looks.due(old, 10, 99.0) and not looks.due(old, 0, 99.0)
+    looks.looked(old, 10, [part])
+    for stop in (20, 40):
+        assert not looks.due(old, stop - 1, 99.0) and looks.due(old, stop, 99.0)
+        looks.looked(old, stop, looks.behind(old, [part._replace(stop=stop)]))
+    assert looks.behind(old, [part._replace(stop=41)]) == [part._replace(first=40, stop=41)]
+    assert looks.behind(old, [part._replace(stop=41, version=V(1, 1))]) != [], "another version's tokens are others"
+    looks.looked(old, 60, ())
+    assert looks.due(old, 60, 60.5) is False and looks.due(old, 61, 60.5), "it became long since"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("learner.audit.looks.MOST_LOOKS", 1)
+        assert not looks.due(LookKey(2, 6), 10, 99.0), "no room, and the other one may go on"
+        assert looks.due(new, 10, 99.0) and len(looks) == 0, "a group so far behind was given up"
 
 
 def test_a_strangers_part_of_what_is_waited_for_is_checked_however_short() -> None:
     plan = long_plan()
     made = trajectory("a", 12, spans=(Span(V(1, 0), 0, 12),), makers=(Maker(0, "stranger"), Maker(5, "a")))
-    plan.running(100, made)
+    look(plan, 100, made)
+    [check] = batches(plan)
+    assert [(p.first, p.stop, p.node) for p in check.parts] == [(0, 5, "stranger"), (5, 12, "a")], "and it is long"
+    look(plan, 101, trajectory("a", 8, makers=(Maker(0, "stranger"), Maker(5, "a"))))
     [check] = batches(plan)
     assert [(p.first, p.stop, p.node) for p in check.parts] == [(0, 5, "stranger")]
 
@@ -142,21 +192,29 @@ def test_who_is_in_question_shows_two_whole_completions_or_waits() -> None:
     standing.question(["a", "b"], 60.0)
     assert standing.doubted("a", 1.0) and standing.audit_share("a") == 1.0 and not standing.doubted("c", 1.0)
     standing.checked("a", 1000)
-    assert standing.doubted("a", 1.0), "parts of others' completions show nothing"
+    assert standing.doubted("a", 1.0), "parts of others' completions show little"
     for _ in range(WAVE_COMPLETIONS):
         standing.checked("a", 10, whole=True)
     assert not standing.doubted("a", 1.0) and standing.audit_share("a") < 1.0
-    assert standing.doubted("b", 59.0) and not standing.doubted("b", 61.0) and standing.audit_share("b") == 1.0
+    assert standing.doubted("b", 59.0) and standing.audit_share("b") == 1.0
+    assert not standing.doubted("b", 61.0) and standing.audit_share("b") < 1.0
     standing.question(["b"], math.inf)
     assert standing.found_wrong("b") and standing.doubted("b", 1e9)
     standing.question(["b"], 100.0)
     assert standing.found_wrong("b"), "a wave is no way out"
     assert not standing.doubt("b", "late", 1.0) and not standing.doubt("b", "late", 2.0) and standing.doubt("b", "late", 3.0)
     assert STRANGER_DOUBTS == 3
+    standing.question(["c"], math.inf)
+    standing.checked("c", RECHECK)
+    assert not standing.found_wrong("c"), "so many tokens in completions that others had a part in"
+    for way_out in (lambda: standing.expel("c", "caught", 1.0), lambda: standing.forgive(["c"]), standing.no_questions):
+        standing.question(["c"], math.inf)
+        way_out()
+        assert not standing.found_wrong("c")
 
 
 def test_what_an_odd_node_made_is_made_again_and_it_rests() -> None:
-    nodes: dict[str, Any] = dict.fromkeys("abcd")
+    nodes: dict[str, Any] = {peer: SimpleNamespace(capacity=1, draining=False) for peer in "abcd"}
     rules = StandingRules(checks=True, proven_tokens=10)
     trust = Trust(rules, nodes, wall=lambda: 1000.0, expel=lambda peer, why: None)
     taken = list[str]()
@@ -166,11 +224,24 @@ def test_what_an_odd_node_made_is_made_again_and_it_rests() -> None:
         trust.standing.checked(node, 100)
     trust.odd("a", "audits: 1 of its tokens", 5.0)
     assert taken == ["a"] and trust.taken == (2, 1, 7) and trust.back_offs.of("a").until == 65.0
-    assert trust.found_wrong("a") and not trust.doubted("d")
+    assert trust.found_wrong("a") and not trust.doubted("d") and trust.standing.of("a").doubted == 1
+    trust.odd("a", "audits: 1 of its tokens", 6.0)
+    assert taken == ["a", "a"] and trust.standing.of("a").doubted == 1, "while it rests it is made again, and no more"
     trust.odd("b", "audits", 6.0)
+    trust.limits(lambda peer: 0, lambda node: True)
+    assert trust.credible("d") and not trust.credible("a")
     trust.odd("c", "audits", 7.0)
     assert trust.doubted("d") and not trust.found_wrong("d"), "three of four turned: the fourth shows that it did not"
-    trust.answer_for("d")
-    trust.odd("d", "audits", 8.0)
-    assert taken == ["a", "b", "c"] and not trust.doubted("d")
+    trust.limits(lambda peer: 0, lambda node: True)
+    assert trust.credible("d") and trust.anybody_proven() and not any(map(trust.credible, "abc")), "the best that there is"
+    trust.checks(False)
+    assert not trust.doubted("d") and not trust.found_wrong("a"), "nobody could show anything any more"
+    trust.checks(True)
     assert np.isclose(trust.standing.doubted_s("a", 1000.0), 60.0)
+
+
+def test_where_all_are_found_wrong_they_do_not_rest() -> None:
+    nodes: dict[str, Any] = {"a": SimpleNamespace(capacity=1, draining=False)}
+    trust = Trust(StandingRules(checks=True), nodes, wall=lambda: 1000.0, expel=lambda peer, why: None)
+    trust.odd("a", "audits", 5.0)
+    assert trust.found_wrong("a") and trust.back_offs.of("a").until == 0.0
