@@ -8,14 +8,8 @@ from learner.audit.auditor_settings import AuditorSettings
 from learner.audit.calibration import Calibration
 from learner.config import LearnerConfig
 from learner.head.auditor_process import AuditorProcess
-from learner.head.audits import (
-    CALIBRATION_FILE,
-    MOST_WINDOW,
-    Audits,
-    calibration_writer,
-    kept_calibration,
-    read_calibration,
-)
+from learner.head.audits import MOST_WINDOW, Audits
+from learner.head.calibration_file import CALIBRATION_FILE, calibration_writer, kept_calibration, read_calibration
 from learner.head.head import Head
 from learner.model_folder import ModelFolder
 

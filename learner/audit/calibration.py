@@ -205,7 +205,10 @@ class Calibration:
         `to_json`."""
         given, own = _not_shipped(from_json(text) if text else {}), _not_shipped(measured)
         shipped = {kind: m for kind, m in SHIPPED.items() if exact or kind.dtype != "float32"}
-        return cls({**shipped, **own, **given}, frozenset(given), changed, exact, frozenset(own) - frozenset(given), nucleus)
+        return cls(
+            {**shipped, **own, **given}, frozenset(given), changed, exact=exact, measured=frozenset(own) - frozenset(given),
+            nucleus=nucleus,
+        )  # fmt: skip
 
     def honest(self, kind: NodeArithmetic) -> HonestMeans:
         """What a node of this kind, by its own word, is held to. Of one that nobody measured: what other engines have with its

@@ -1,24 +1,30 @@
 """What was checked of completions that still go on, so that no token is bet on twice. Pure.
 
-Must not know why they were looked at.
+What was looked at is known by where it stands, who made it under which version, and what it says: a completion that is cut back
+and made again has other tokens there, or the very same. Must not know why something was looked at.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from learner.audit.parts import MadePart
-from p2p.version import Version
 
 MOST_LOOKS = 65_536
-"""Completions that are remembered at once. When there are more, nothing further is looked at before it has ended: were the oldest
+"""Completions that are remembered at once. When there are more, nothing further is looked at before it has ended: were some
 forgotten, their tokens would be judged again."""
 
 LIVE_GROUPS = 16_384
 """Groups behind the newest one from which on those that are remembered are given-up ones: they are forgotten when room is
 wanted."""
+
+FIRST_LOOK = 8
+"""Tokens from which on a completion is looked at at all: each look reads its prompt again."""
 
 
 class LookKey(NamedTuple):
@@ -28,81 +34,96 @@ class LookKey(NamedTuple):
     seed: int
 
 
-class _Run(NamedTuple):
-    """Where a node's tokens under one version begin."""
-
-    first: int
-    node: str
-    version: Version
+class _Seen(NamedTuple):
+    part: MadePart
+    digest: bytes
+    """of its tokens"""
 
 
 @dataclass(slots=True)
 class _Look:
     length: int = 0
     """tokens of the completion when it was looked at last"""
-    stops: dict[_Run, int] = field(default_factory=dict)
-    """up to where each run was given to be checked"""
+    seen: list[_Seen] = field(default_factory=list)
+    """what was given to be checked"""
 
 
 class Looks:
     """Of the completions of one learner's life."""
 
     def __init__(self) -> None:
-        self._of: dict[LookKey, _Look] = {}
-        self._newest = 0
+        self._groups: dict[int, dict[int, _Look]] = {}
+        self._count = self._newest = self._pruned = 0
 
     def __len__(self) -> int:
-        return len(self._of)
+        return self._count
 
     def due(self, key: LookKey, length: int, long_from: float) -> bool:
         """Whether a completion of so many tokens is looked at (again): when it has twice as many as the last time, or became long
-        since. So it is read some three times at the most, however long it becomes."""
-        look = self._of.get(key)
+        since."""
+        look = self._of(key)
         if look is None:
-            return length > 0 and self._has_room(key.group_id)
-        return length >= 2 * look.length or look.length < long_from <= length
+            return length >= FIRST_LOOK and self._has_room(key.group_id)
+        return length >= max(FIRST_LOOK, 2 * look.length) or look.length < long_from <= length
 
-    def looked(self, key: LookKey, length: int, parts: Iterable[MadePart]) -> None:
-        """It had so many tokens, and these of them are to be checked."""
-        look = self._of.setdefault(key, _Look())
-        look.length = length
-        for part in parts:
-            new = _Run(part.first, part.node, part.version)
-            goes_on = (run for run, stop in look.stops.items() if (stop, run.node, run.version) == new)
-            look.stops[next(goes_on, new)] = part.stop
+    def looked(self, key: LookKey, ids: Sequence[int], parts: Iterable[MadePart]) -> None:
+        """It had these tokens, and these parts of them are to be checked."""
+        look = self._of(key)
+        if look is None:
+            look = self._groups.setdefault(key.group_id, {})[key.seed] = _Look()
+            self._count += 1
+        look.length = len(ids)
+        look.seen += [_Seen(part, _digest(ids, part)) for part in parts]
 
-    def behind(self, key: LookKey, made: Sequence[MadePart]) -> list[MadePart]:
-        """Of a completion's parts, what was not looked at."""
-        look = self._of.get(key)
-        return list(made) if look is None else list(self._behind(look, made))
-
-    def _behind(self, look: _Look, made: Sequence[MadePart]) -> Iterator[MadePart]:
-        for part in made:
-            first = min(look.stops.get(_Run(part.first, part.node, part.version), part.first), part.stop)
-            if first < part.stop:
-                yield part._replace(first=first)
+    def behind(self, key: LookKey, ids: Sequence[int], made: Sequence[MadePart]) -> list[MadePart]:
+        """Of a completion's parts, what was not looked at: pieces of them."""
+        look = self._of(key)
+        if look is None or not look.seen:
+            return list(made)
+        look.seen = [seen for seen in look.seen if _digest(ids, seen.part) == seen.digest]
+        return [piece for part in made for piece in _without(part, look.seen)]
 
     def not_checked(self, key: LookKey, parts: Iterable[MadePart]) -> None:
         """These were to be checked, and were not after all."""
-        look = self._of.get(key)
+        look, lost = self._of(key), set(parts)
         if look is not None:
-            for part in parts:
-                upto = (part.stop, part.node, part.version)
-                look.stops |= {run: part.first for run, stop in look.stops.items() if (stop, run.node, run.version) == upto}
-
-    def ended(self, key: LookKey) -> None:
-        """It is over: what was not looked at is checked as others are."""
-        self._of.pop(key, None)
+            look.seen = [seen for seen in look.seen if seen.part not in lost]
 
     def remade(self, node: str) -> None:
-        """What this node makes under way is made again: other tokens stand at its places."""
-        for look in self._of.values():
-            kept = {run: stop for run, stop in look.stops.items() if run.node != node}
-            if len(kept) < len(look.stops):
-                look.stops, look.length = kept, 0
+        """What this node makes under way is made again: it is looked at soon."""
+        for looks in self._groups.values():
+            for look in looks.values():
+                if any(seen.part.node == node for seen in look.seen):
+                    look.length = 0
+
+    def ended(self, group_id: int) -> None:
+        """All of this group are over: what was not looked at is checked as others are."""
+        self._count -= len(self._groups.pop(group_id, ()))
+
+    def _of(self, key: LookKey) -> _Look | None:
+        return self._groups.get(key.group_id, {}).get(key.seed)
 
     def _has_room(self, group_id: int) -> bool:
         self._newest = max(self._newest, group_id)
-        if len(self._of) >= MOST_LOOKS:
-            self._of = {key: look for key, look in self._of.items() if key.group_id > self._newest - LIVE_GROUPS}
-        return len(self._of) < MOST_LOOKS
+        if self._count >= MOST_LOOKS and self._newest > self._pruned:
+            self._pruned = self._newest + LIVE_GROUPS // 64  # not for each completion that finds no room
+            for old in [group for group in self._groups if group <= self._newest - LIVE_GROUPS]:
+                self.ended(old)
+        return self._count < MOST_LOOKS
+
+
+def _digest(ids: Sequence[int], part: MadePart) -> bytes:
+    tokens = np.array(ids[part.first : part.stop], np.int64)
+    return hashlib.blake2b(tokens.tobytes(), digest_size=16).digest()
+
+
+def _without(part: MadePart, seen: Iterable[_Seen]) -> Iterator[MadePart]:
+    """The pieces of a part that no look of the same node's tokens under the same version had."""
+    first = part.first
+    same = (one.part for one in seen if (one.part.node, one.part.version) == (part.node, part.version))
+    for one in sorted(same, key=lambda one: one.first):
+        if first < min(one.first, part.stop):
+            yield part._replace(first=first, stop=min(one.first, part.stop))
+        first = max(first, one.stop)
+    if first < part.stop:
+        yield part._replace(first=first)

@@ -152,12 +152,14 @@ class AuditPlan:
             key, made = LookKey(group.group_id, trajectory.seed), list(parts_of(trajectory))
             self._made(made)
             long = self._long.ended(tokens_of(made))
-            left = self._looks.behind(key, made)
+            left = self._looks.behind(key, trajectory.completion_ids, made)
             parts = [part for part in left if self._chosen(part, key)]
-            longs = [part for part in left if part not in parts and self._takes_long(part, long)]
-            whole = len(parts) + len(longs) == len(left) and len({part.node for part in made}) == 1
-            self._check(key, trajectory, sorted(parts + longs), soon=bool(longs), whole=whole)
-            self._looks.ended(key)
+            known = [part for part in parts if self._has_state(trajectory, part)]
+            self.counts["unknown"] += tokens_of(parts) - tokens_of(known)
+            longs = [part for part in left if part not in parts and self._takes_long(part, trajectory, long)]
+            whole = len(known) + len(longs) == len(left) and len({part.node for part in made}) == 1
+            self._check(key, trajectory, sorted(known + longs), soon=bool(longs), whole=whole)
+        self._looks.ended(group.group_id)
 
     def looks_at(self, group_id: int, seed: int, length: int, makers: Iterable[str]) -> bool:
         """Whether `running` is to be told of a completion that goes on and is waited for, of which as much was made since the
@@ -166,20 +168,16 @@ class AuditPlan:
         if not self._looks.due(key, length, self._long.least):
             return False
         by_chance = chosen(self.secret, *key, self.standing.rules.audit_share)
-        looked = by_chance or length >= self._long.least or any(map(self.all_of, makers))
-        if not looked:
-            self._looks.looked(key, length, ())
-        return looked
+        return by_chance or length >= self._long.least or any(map(self.all_of, makers))
 
     def running(self, group_id: int, trajectory: Trajectory) -> None:
         """What there is of a completion that `looks_at` named is checked at once: what is chosen of it, and of a long one what
         its makers' allowances have room for. The rest is checked when it has ended."""
-        key, made = LookKey(group_id, trajectory.seed), list(parts_of(trajectory))
+        key, made, ids = LookKey(group_id, trajectory.seed), list(parts_of(trajectory)), trajectory.completion_ids
         long = tokens_of(made) >= self._long.least
-        left = self._looks.behind(key, made)
-        parts = [part for part in left if self._chosen(part, key) or self._takes_long(part, long)]
-        parts = [part for part in parts if self._has_state(trajectory, part)]
-        self._looks.looked(key, len(trajectory.completion_ids), parts)  # before: it may be dropped at once
+        left = [part for part in self._looks.behind(key, ids, made) if self._has_state(trajectory, part)]
+        parts = [part for part in left if self._chosen(part, key) or self._takes_long(part, trajectory, long)]
+        self._looks.looked(key, ids, parts)  # before: it may be dropped at once
         self._check(key, trajectory, parts, soon=True, first=True)
 
     def remade(self, node: str) -> None:
@@ -187,17 +185,15 @@ class AuditPlan:
         self._looks.remade(node)
 
     def _check(
-        self, key: LookKey, trajectory: Trajectory, chosen_parts: Sequence[MadePart], *, soon: bool, whole: bool = False,
+        self, key: LookKey, trajectory: Trajectory, parts: Sequence[MadePart], *, soon: bool, whole: bool = False,
         first: bool = False,
     ) -> None:  # fmt: skip
-        """These parts wait, as far as there is a state that they can be scored under."""
-        parts = [part for part in chosen_parts if self._has_state(trajectory, part)]
-        self.counts["unknown"] += tokens_of(chosen_parts) - tokens_of(parts)
+        """These parts wait."""
         if parts:
             self._wait(Check(
                 key.group_id, trajectory.prompt_ids, trajectory.completion_ids, trajectory.logprobs,
                 seed=trajectory.seed, parts=tuple(parts), kinds=tuple(self._kind(part.node).arithmetic for part in parts),
-                given=tuple((gap.start, gap.stop) for gap in trajectory.given), whole=whole and len(parts) == len(chosen_parts),
+                given=tuple((gap.start, gap.stop) for gap in trajectory.given), whole=whole,
             ), soon=soon, first=first)  # fmt: skip
 
     def published(self, version: Version, size: int = 0) -> int:
@@ -313,11 +309,11 @@ class AuditPlan:
         share *= times if share < 1.0 else 1.0
         return share > 0 and chosen(self.secret, *key, share)
 
-    def _takes_long(self, part: MadePart, long: bool) -> bool:
+    def _takes_long(self, part: MadePart, trajectory: Trajectory, long: bool) -> bool:
         """Whether a part that was not chosen is checked since its completion is long."""
         node, tokens = part.node, part.stop - part.first
-        some = not self.standing.trusts(node) and self.standing.audit_share(node) > 0
-        return long and some and self._long.takes(node, tokens)
+        some = long and not self.standing.trusts(node) and self.standing.audit_share(node) > 0
+        return some and self._has_state(trajectory, part) and self._long.takes(node, tokens)
 
     def _kind(self, node: str) -> ToldKind:
         kind = self.kind_of(node)
@@ -332,10 +328,11 @@ class AuditPlan:
         return self.kind_of(node) is not None
 
     def _has_state(self, trajectory: Trajectory, part: MadePart) -> bool:
-        """Whether it was made under one version of this learner's life: where its node keeps keys and values, and had the
-        sequence already, those of older weights went into it."""
-        begun = next((m.start for m in reversed(trajectory.makers) if m.start <= part.first), 0)
-        return part.version.epoch == self.epoch and not (self._kind(part.node).keeps and part.first > begun)
+        """Whether a part, or a piece of one, was made under one version of this learner's life: where its node keeps keys and
+        values, and had the sequence already, those of older weights went into it."""
+        run = next(made for made in parts_of(trajectory) if made.first <= part.first < made.stop)
+        begun = next((m.start for m in reversed(trajectory.makers) if m.start <= run.first), 0)
+        return part.version.epoch == self.epoch and not (self._kind(part.node).keeps and run.first > begun)
 
     def _wait(self, check: Check, *, soon: bool, first: bool) -> None:
         by_node = Counter[str]()

@@ -79,7 +79,7 @@ class WaitingLines(Generic[Waits]):
             item = self._take(kind, node)
             batch.append(item)
             tokens += item.length
-            self._turn = not self._turn
+            self._turn = self._turn if self._was_first else not self._turn
             if node in kind:
                 kind[node] = kind.pop(node)  # behind the others
         return batch

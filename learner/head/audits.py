@@ -17,10 +17,9 @@ from typing import Any, Protocol
 
 import trio
 
-from learner.audit.calibration import Calibration, NodeArithmetic, from_json, read_arithmetic
+from learner.audit.calibration import Calibration, NodeArithmetic, read_arithmetic
 from learner.audit.opening import path_through, path_to_window
 from learner.audit.plan import AuditPlan, Check, Judged, ToldKind
-from learner.audit.sequential import HonestMeans
 from learner.audit.wire import follow_request, read_bfloat16, read_deviations, score_request
 from learner.client.whole_states import whole_state
 from learner.head.auditor_process import AuditorGone, AuditorProcess, AuditorRefused
@@ -30,7 +29,6 @@ from learner.publish.published import Published
 from learner.publish.publisher import Publisher
 from learner.rollouts.group import RunningGroup, so_far
 from learner.trajectory import Group
-from p2p.errors import UsageError
 from p2p.protocol.versions import Catalog, CatalogEntry
 from p2p.swarm import Swarm
 from p2p.version import Version
@@ -62,9 +60,6 @@ are not kept for it any more, and it begins anew from a whole state when it must
 
 SECRET_BYTES = 32
 """Of the key by which completions are chosen. It is made anew with each life of the learner, and never leaves it."""
-
-CALIBRATION_FILE = "audit-calibration.json"
-"""In the run's directory: what honest nodes' deviations are, as measured on trusted nodes and by the auditor itself."""
 
 MOST_WINDOW = 64
 """Versions behind the newest of which states are held at the most, whatever `rollout.max_staleness` allows."""
@@ -133,7 +128,7 @@ class Audits:
             for member in group.members:
                 length, makers = len(member.completion.ids), (maker.node for maker in member.makers)
                 if member.node and room > 0 and self.plan.looks_at(group.group_id, member.seed, length, makers):
-                    room -= length
+                    room -= len(group.prompt_ids) + length
                     self.plan.running(group.group_id, so_far(group, member))
         if self.plan.waiting:
             self._work.set()
@@ -245,9 +240,13 @@ class Audits:
             raise
         self._facts = answer | {"found": None, "bfloat16": None}
         self._answers += 1
+        odd = set[str]()
         for check, deviations in zip(batch, found, strict=True):
             for judged in self.plan.found(check, deviations):
-                self._judge(judged)
+                if judged.verdict.caught or judged.node not in odd:  # what was made before does not speak for it
+                    self._judge(judged)
+                if judged.verdict.gross:
+                    odd.add(judged.node)
 
     async def _bring(self, process: AuditorProcess, wanted: set[Version]) -> None:
         """Have it follow as far as the newest of these, by way of all that it will be asked about."""
@@ -319,6 +318,7 @@ class Audits:
             if verdict.gross:  # one in each completion is all that it takes to make completions long, or to change what they say
                 why = f"audits: {verdict.gross} of its tokens are not what its seed draws"
                 self._run.trust.odd(node, why, trio.current_time())
+                self.plan.drop(node)  # it is made again
                 self.plan.remade(node)
             elif verdict.notable:
                 self._run.trust.standing.recheck(node)
@@ -375,33 +375,3 @@ class Audits:
             "rss_bytes": self._facts.get("rss_bytes", 0),
             "calibration": {str(kind): means.off for kind, means in self.plan.calibration.means.items()},
         }  # fmt: skip
-
-
-def calibration_writer(path: Path) -> Callable[[str], None]:
-    """Keeps what was measured. A full disk costs it, and no more."""
-
-    def write(text: str) -> None:
-        try:
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            log.warning("what was measured of honest nodes cannot be kept in %s: %s", path, error.strerror)
-
-    return write
-
-
-def kept_calibration(path: Path) -> dict[NodeArithmetic, HonestMeans]:
-    """What `calibration_writer` kept in an earlier life of the run; nothing when there is none, or it is damaged."""
-    try:
-        return from_json(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except (OSError, UnicodeDecodeError, UsageError) as error:
-        log.warning("what an earlier life of this run measured of honest nodes is passed over, and measured anew: %s cannot be "
-                    "read: %s", path, error)  # fmt: skip
-        return {}
-
-
-def read_calibration(file: str) -> str:
-    """What `audit.calibration` names; "" where it names nothing. UsageError when it cannot be read."""
-    try:
-        return Path(file).expanduser().read_text(encoding="utf-8") if file else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"audit.calibration: {file} cannot be read: {error}") from None

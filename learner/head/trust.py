@@ -97,6 +97,8 @@ class Trust(NodeConduct, PeerConduct):
         self._found_wrong(peer, why)
         complain(log, peer, f"node {peer} is not believed for now: {why:.300}; {back}")
         self.doubt(peer, why)
+        if self.standing.barred_s(peer, self._wall()):
+            return
         self.standing.question([peer], math.inf)
         rest_s = self.standing.doubted_s(peer, self._wall())
         self._rests[peer] = now + rest_s

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from learner.standing.wave import WAVE_COMPLETIONS
+from learner.standing.wave import WAVE_COMPLETIONS, WAVE_S
 from p2p.forgetting import forget_oldest, renewed
 
 FIRST = 2
@@ -232,7 +232,7 @@ class Standing:
             self._in_question.pop(peer, None)
             if peer in self._records:
                 record = self._of(peer)
-                record.barred_until, record.expelled, record.strikes = 0.0, 0, 0.0
+                record.barred_until, record.expelled, record.strikes, record.doubts = 0.0, 0, 0.0, 0
 
     # ---- what follows
 
@@ -255,10 +255,14 @@ class Standing:
         if record is None or self.trusts(peer):
             return False
         question = self._in_question.get(peer)
-        if question is not None and now >= question.until:
-            del self._in_question[peer]
+        if question is not None and question.until < math.inf and not 0 < question.until - now <= WAVE_S:
+            del self._in_question[peer]  # it is over, or the clock was set back
             question = None
-        if record.doubts or question is not None:
+        if question is not None:
+            return True
+        if not record.strikes:
+            return False
+        if record.doubts:
             return True
         return self.doubted_s(peer, now) > 0
 

@@ -28,7 +28,8 @@ class WaveWatch:
 
     def found(self, peer: str, proven: int, now: float) -> bool:
         """A proven node was found wrong, where so many are here. Whether a wave begins."""
-        self._found = {other: at for other, at in self._found.items() if now - at < WAVE_S} | {peer: now}
+        self._found = {other: at for other, at in self._found.items() if 0 <= now - at < WAVE_S} | {peer: now}
+        self._over = min(self._over, now + WAVE_S)  # a clock may be set back
         if now < self._over or len(self._found) < max(WAVE_LEAST, WAVE_SHARE * proven):
             return False
         self._over = now + WAVE_S

@@ -16,7 +16,8 @@ from learner.audited_run import run_audits
 from learner.client.whole_states import keep_whole
 from learner.config import build_config
 from learner.head.auditor_process import AuditorGone, AuditorRefused
-from learner.head.audits import CALIBRATION_FILE, DEATHS, MOST_LAG, PROVEN_GATHER_S, Audits
+from learner.head.audits import DEATHS, MOST_LAG, PROVEN_GATHER_S, Audits
+from learner.head.calibration_file import CALIBRATION_FILE
 from learner.head.trust import Trust
 from learner.publish.published import Published
 from learner.rollouts.taking_back import TakenBack
@@ -287,7 +288,7 @@ async def test_while_all_are_proven_completions_gather_and_the_auditor_follows_w
 
 
 def test_a_calibration_that_cannot_be_read_is_a_problem_of_settings(tmp_path) -> None:
-    from learner.head.audits import calibration_writer, read_calibration
+    from learner.head.calibration_file import calibration_writer, read_calibration
 
     with pytest.raises(UsageError, match=r"audit\.calibration"):
         read_calibration(str(tmp_path / "none.json"))

@@ -278,3 +278,13 @@ def test_honest_means_are_kept_as_json() -> None:
     with pytest.raises(Exception, match="no calibration"):
         Calibration.of("[1]", print)
     assert Calibration.of("", print).honest(BFLOAT16) == SHIPPED[BFLOAT16]
+
+
+def test_what_comes_first_keeps_nobody_from_its_turn() -> None:
+    """Each completion is a batch of its own; turns that changed with those that come first left one kind out for ever."""
+    waiting, _ = lines(peer_tokens=10**6, most_tokens=10**6)
+    for _ in range(6):
+        for kind, more in enumerate(({"soon": False}, {"soon": True}, {"soon": True, "first": True})):
+            waiting.add(f"n{kind}", check_of(f"n{kind}", 5_000, kind), **more)
+    turns = [waiting.next(4_096)[0].group_id for _ in range(12)]
+    assert turns[::2] == [2] * 6 and sorted(turns[1::2]) == [0, 0, 0, 1, 1, 1] and turns[1] != turns[3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,16 +13,16 @@ import pytest
 
 from learner.audit.calibration import Calibration
 from learner.audit.long_ones import FEW_LENGTHS, LONG_PART, MOST_SPARE, RECENT_LENGTHS, LongCompletions
-from learner.audit.looks import LIVE_GROUPS, LookKey, Looks
+from learner.audit.looks import FIRST_LOOK, LIVE_GROUPS, LookKey, Looks
 from learner.audit.parts import MadePart
-from learner.audit.plan import AuditPlan, Check, Deviations
+from learner.audit.plan import AuditPlan, Check, Deviations, ToldKind
 from learner.head.trust import Trust
 from learner.rollouts.taking_back import TakenBack
 from learner.standing.standing import RECHECK, STRANGER_DOUBTS, Standing, StandingRules
 from learner.standing.wave import WAVE_COMPLETIONS, WAVE_LEAST, WAVE_S, WaveWatch
 from learner.trajectory import Maker
 from p2p.protocol.rollout import Span
-from tests.unit.test_audit_plan import V, group, make_plan, prove, sound, trajectory
+from tests.unit.test_audit_plan import FLOAT32, V, group, make_plan, prove, sound, trajectory
 
 
 def long_plan(share: float = 1e-9) -> AuditPlan:
@@ -109,11 +110,11 @@ def test_what_is_made_again_is_looked_at_anew() -> None:
     look(plan, 100, trajectory("b", 80))  # it was cut back, and begun again elsewhere
     [check] = batches(plan)
     assert [(p.first, p.stop, p.node) for p in check.parts] == [(0, 80, "b")]
-    plan.remade("b")
     plan.standing.doubt("b", "odd", 0.0)
-    plan.whole(group(100, trajectory("b", 12)))
+    again = trajectory("b", 12)
+    plan.whole(group(100, replace(again, completion_ids=(9, *again.completion_ids[1:]))))
     [check] = batches(plan)
-    assert [(p.first, p.stop) for p in check.parts] == [(0, 12)]
+    assert [(p.first, p.stop) for p in check.parts] == [(0, 12)], "other tokens stand there"
 
 
 def test_what_found_no_place_is_checked_when_it_has_ended() -> None:
@@ -126,22 +127,43 @@ def test_what_found_no_place_is_checked_when_it_has_ended() -> None:
     assert [(p.first, p.stop) for p in check.parts] == [(0, 25)]
 
 
-def test_looks_are_bounded_and_forget_nothing_that_goes_on() -> None:
-    looks, old, new = Looks(), LookKey(1, 5), LookKey(LIVE_GROUPS + 5, 5)
+def test_what_a_node_that_keeps_states_makes_behind_a_look_is_checked() -> None:
+    plan = make_plan({"keeps": ToldKind(FLOAT32, keeps=True)})
+    look(plan, 100, trajectory("keeps", 50))
+    plan.whole(group(100, trajectory("keeps", 200)))
+    assert [(p.first, p.stop) for check in batches(plan) for p in check.parts] == [(0, 50), (50, 200)]
+    assert not plan.counts["unknown"]
+
+
+def test_looks_go_by_what_stands_there() -> None:
+    looks, key, ids = Looks(), LookKey(1, 5), list(range(100))
     part = MadePart(V(1, 0), 0, 10, "a")
-    assert looks.due(old, 10, 99.0) and not looks.due(old, 0, 99.0)
-    looks.looked(old, 10, [part])
-    for stop in (20, 40):
-        assert not looks.due(old, stop - 1, 99.0) and looks.due(old, stop, 99.0)
-        looks.looked(old, stop, looks.behind(old, [part._replace(stop=stop)]))
-    assert looks.behind(old, [part._replace(stop=41)]) == [part._replace(first=40, stop=41)]
-    assert looks.behind(old, [part._replace(stop=41, version=V(1, 1))]) != [], "another version's tokens are others"
-    looks.looked(old, 60, ())
-    assert looks.due(old, 60, 60.5) is False and looks.due(old, 61, 60.5), "it became long since"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("learner.audit.looks.MOST_LOOKS", 1)
-        assert not looks.due(LookKey(2, 6), 10, 99.0), "no room, and the other one may go on"
-        assert looks.due(new, 10, 99.0) and len(looks) == 0, "a group so far behind was given up"
+    assert looks.due(key, FIRST_LOOK, 99.0) and not looks.due(key, FIRST_LOOK - 1, 99.0)
+    for stop in (10, 20, 40):
+        assert looks.due(key, stop, 99.0)
+        looks.looked(key, ids[:stop], looks.behind(key, ids, [part._replace(stop=stop)]))
+        assert not looks.due(key, 2 * stop - 1, 99.0)
+    assert looks.behind(key, ids, [part._replace(stop=50)]) == [part._replace(first=40, stop=50)]
+    assert looks.behind(key, ids, [part._replace(stop=50, version=V(1, 1))]) == [MadePart(V(1, 1), 0, 50, "a")]
+    looks.not_checked(key, [MadePart(V(1, 0), 10, 20, "a")])
+    assert [(p.first, p.stop) for p in looks.behind(key, ids, [part._replace(stop=50)])] == [(10, 20), (40, 50)]
+    looks.looked(key, ids[:60], ())
+    assert not looks.due(key, 60, 60.5) and looks.due(key, 61, 60.5), "it became long since"
+    looks.remade("a")
+    assert looks.due(key, 8, 99.0)
+    other = [*ids[:5], -1, *ids[6:]]
+    assert looks.behind(key, other, [part._replace(stop=50)]) == [MadePart(V(1, 0), 0, 20, "a"), MadePart(V(1, 0), 40, 50, "a")]
+    looks.ended(1)
+    assert not len(looks) and looks.behind(key, ids, [part]) == [part]
+
+
+def test_looks_are_bounded_and_forget_nothing_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("learner.audit.looks.MOST_LOOKS", 2)
+    looks = Looks()
+    for seed in (5, 6):
+        looks.looked(LookKey(1, seed), range(10), [MadePart(V(1, 0), 0, 10, "a")])
+    assert len(looks) == 2 and not looks.due(LookKey(2, 6), 10, 99.0), "no room, and the others may go on"
+    assert looks.due(LookKey(2 * LIVE_GROUPS, 5), 10, 99.0) and not len(looks), "groups so far behind were given up"
 
 
 def test_a_strangers_part_of_what_is_waited_for_is_checked_however_short() -> None:
@@ -150,7 +172,7 @@ def test_a_strangers_part_of_what_is_waited_for_is_checked_however_short() -> No
     look(plan, 100, made)
     [check] = batches(plan)
     assert [(p.first, p.stop, p.node) for p in check.parts] == [(0, 5, "stranger"), (5, 12, "a")], "and it is long"
-    look(plan, 101, trajectory("a", 8, makers=(Maker(0, "stranger"), Maker(5, "a"))))
+    look(plan, 101, trajectory("a", FIRST_LOOK, makers=(Maker(0, "stranger"), Maker(5, "a"))))
     [check] = batches(plan)
     assert [(p.first, p.stop, p.node) for p in check.parts] == [(0, 5, "stranger")]
 
