@@ -216,12 +216,13 @@ class Rescue:
                 self.took_from(hedge.node, now, 0.0)
             if way is Way.TAKE and hedge.behind_s:
                 self._silences.held_up(hedge.node, now)
-            wrong = way is Way.TAKE and self._conduct.found_wrong(hedge.node)
-            if doubt or wrong:
+            if way is Way.TAKE:
+                self._conduct.held_up(hedge.node, now)
+            if doubt:
                 self._hold_ups.held_up(hedge.node, now)
                 again = not hedge.behind_s and self._conduct.doubted(hedge.node) and self._conduct.delivered(hedge.node)
-                if wrong or not again or self._hold_ups.worse(hedge.node):
-                    doubted[hedge.node] = doubt or f"{hedge.request_id} held the trainer up, and others of its were wrong"
+                if not again or self._hold_ups.worse(hedge.node):
+                    doubted[hedge.node] = doubt
         for node, why in doubted.items():
             self._conduct.doubt(node, why)
 

@@ -24,8 +24,9 @@ class NodeConduct(Protocol):
     def doubted(self, peer: str) -> bool:
         """Whether it is on trial again since it was doubted lately."""
 
-    def found_wrong(self, peer: str) -> bool:
-        """Whether a check found some of what it made grossly wrong, and nothing sound since."""
+    def held_up(self, peer: str, now: float) -> None:
+        """The trainer waited for something that was taken from it. If a check found some of what it made grossly wrong, and not
+        enough was sound since, it gets nothing for twice as long as the last time. `now` is of the head's clock."""
 
     def leaves(self, peer: str) -> bool:
         """Whether it has said that it leaves, and is given nothing any more."""
@@ -52,8 +53,8 @@ class NobodyDoubted(NodeConduct):
     def doubted(self, peer: str) -> bool:
         return False
 
-    def found_wrong(self, peer: str) -> bool:
-        return False
+    def held_up(self, peer: str, now: float) -> None:
+        pass
 
     def leaves(self, peer: str) -> bool:
         return False

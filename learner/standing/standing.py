@@ -199,8 +199,6 @@ class Standing:
         record.recheck = RECHECK
         record.why = why
         most = DOUBTS if record.delivered else max(1, STRANGER_DOUBTS - record.expelled)
-        if record.delivered and self.found_wrong(peer):
-            most = STRANGER_DOUBTS
         if record.doubts < most:
             return False
         self.expel(peer, f"doubted {record.doubts} times in a row, the last time since {why}", now)

@@ -18,7 +18,7 @@ from learner.audit.parts import MadePart
 from learner.audit.plan import AuditPlan, Check, Deviations, ToldKind
 from learner.head.trust import Trust
 from learner.rollouts.taking_back import TakenBack
-from learner.standing.standing import RECHECK, STRANGER_DOUBTS, Standing, StandingRules
+from learner.standing.standing import RECHECK, Standing, StandingRules
 from learner.standing.wave import WAVE_COMPLETIONS, WAVE_LEAST, WAVE_S, WaveWatch
 from learner.trajectory import Maker
 from p2p.protocol.rollout import Span
@@ -224,8 +224,6 @@ def test_who_is_in_question_shows_two_whole_completions_or_waits() -> None:
     assert standing.found_wrong("b") and standing.doubted("b", 1e9)
     standing.question(["b"], 100.0)
     assert standing.found_wrong("b"), "a wave is no way out"
-    assert not standing.doubt("b", "late", 1.0) and not standing.doubt("b", "late", 2.0) and standing.doubt("b", "late", 3.0)
-    assert STRANGER_DOUBTS == 3
     standing.question(["c"], math.inf)
     standing.checked("c", RECHECK)
     assert not standing.found_wrong("c"), "so many tokens in completions that others had a part in"
@@ -246,18 +244,23 @@ def test_what_an_odd_node_made_is_made_again_and_it_rests() -> None:
         trust.standing.checked(node, 100)
     trust.odd("a", "audits: 1 of its tokens", 5.0)
     assert taken == ["a"] and trust.taken == (2, 1, 7) and trust.back_offs.of("a").until == 65.0
-    assert trust.found_wrong("a") and not trust.doubted("d") and trust.standing.of("a").doubted == 1
+    assert trust.standing.found_wrong("a") and not trust.doubted("d") and trust.standing.of("a").doubted == 1
     trust.odd("a", "audits: 1 of its tokens", 6.0)
     assert taken == ["a", "a"] and trust.standing.of("a").doubted == 1, "while it rests it is made again, and no more"
+    trust.held_up("a", 64.0)
+    assert trust.back_offs.of("a").until == 65.0, "of what it was given before"
+    trust.held_up("a", 70.0)
+    trust.held_up("d", 70.0)
+    assert trust.back_offs.of("a").until == 70.0 + 120.0 and trust.back_offs.of("d").until == 0.0
     trust.odd("b", "audits", 6.0)
     trust.limits(lambda peer: 0, lambda node: True)
     assert trust.credible("d") and not trust.credible("a")
     trust.odd("c", "audits", 7.0)
-    assert trust.doubted("d") and not trust.found_wrong("d"), "three of four turned: the fourth shows that it did not"
+    assert trust.doubted("d") and not trust.standing.found_wrong("d"), "three of four turned: the fourth shows that it did not"
     trust.limits(lambda peer: 0, lambda node: True)
     assert trust.credible("d") and trust.anybody_proven() and not any(map(trust.credible, "abc")), "the best that there is"
     trust.checks(False)
-    assert not trust.doubted("d") and not trust.found_wrong("a"), "nobody could show anything any more"
+    assert not trust.doubted("d") and not trust.standing.found_wrong("a"), "nobody could show anything any more"
     trust.checks(True)
     assert np.isclose(trust.standing.doubted_s("a", 1000.0), 60.0)
 
@@ -266,4 +269,4 @@ def test_where_all_are_found_wrong_they_do_not_rest() -> None:
     nodes: dict[str, Any] = {"a": SimpleNamespace(capacity=1, draining=False)}
     trust = Trust(StandingRules(checks=True), nodes, wall=lambda: 1000.0, expel=lambda peer, why: None)
     trust.odd("a", "audits", 5.0)
-    assert trust.found_wrong("a") and trust.back_offs.of("a").until == 0.0
+    assert trust.standing.found_wrong("a") and trust.back_offs.of("a").until == 0.0
