@@ -58,13 +58,14 @@ class LongCompletions:
             self.least, self._since = self._longest(), 0
         return long
 
-    def made(self, node: str, tokens: int, share: float) -> None:
-        """It made so many tokens, where `share` of all are checked by chance."""
-        self._spare = min(MOST_SPARE, self._spare + LONG_PART * share * tokens)
+    def made(self, node: str, tokens: int) -> None:
+        """It made so many tokens of which the usual share is checked by chance."""
+        earned = LONG_PART * self.share() * tokens
+        self._spare = min(MOST_SPARE, self._spare + earned)
         owing = self._owing.get(node)
         if owing is None:
             return
-        owing -= LONG_PART * share * tokens
+        owing -= earned
         if owing > 0:
             self._owing[node] = owing
         else:

@@ -296,10 +296,9 @@ class AuditPlan:
     def _made(self, made: Sequence[MadePart]) -> None:
         """A completion has ended: proven nodes' tokens of which a share is checked."""
         for part in made:
-            share, tokens = self.standing.audit_share(part.node), part.stop - part.first
-            if share < 1.0 and not self.standing.trusts(part.node):
-                self.versions.made(tokens)
-                self._long.made(part.node, tokens, share)
+            if not self.all_of(part.node) and not self.standing.trusts(part.node):
+                self.versions.made(part.stop - part.first)
+                self._long.made(part.node, part.stop - part.first)
 
     def _chosen(self, part: MadePart, key: LookKey) -> bool:
         times = self.versions.times(part.version)

@@ -56,10 +56,11 @@ class WaitingLines(Generic[Waits]):
     def add(self, node: str, item: Waits, *, soon: bool, first: bool = False) -> None:
         """It waits, unless its node has as much waiting as it may. When all places are taken the kind with most gives one up, and
         of its nodes the one with most."""
-        line = self._kinds[2 if first else soon].setdefault(node, _Line())
-        if line.items and line.tokens + item.length > self.peer_tokens:
+        waits = sum(kind[node].tokens for kind in self._kinds if node in kind)
+        if waits and waits + item.length > self.peer_tokens:
             self.dropped(item)
             return
+        line = self._kinds[2 if first else soon].setdefault(node, _Line())
         line.items.append(item)
         line.tokens += item.length
         self.tokens += item.length

@@ -121,7 +121,7 @@ class Audits:
             if self.plan.waiting:
                 self._work.set()
 
-    def held_up(self, groups: Iterable[RunningGroup]) -> None:
+    def waited_for(self, groups: Iterable[RunningGroup]) -> None:
         """The trainer waits for these: some of them are checked as far as they were made (`AuditPlan.looks_at`)."""
         room = LOOK_TOKENS
         for group in () if self.over else groups:

@@ -133,7 +133,7 @@ class Head(SwarmOwner):
 
     def audit(self, audits: Audits) -> None:
         """Have what nodes generate checked. Call it before `run`."""
-        self.audits, self.rollouts.buffers.on_whole, self.rollouts.rescue.held_up = audits, audits.whole, audits.held_up
+        self.audits, self.rollouts.buffers.on_whole, self.rollouts.rescue.waits_for = audits, audits.whole, audits.waited_for
 
     def evaluate(self, those: Iterable[Evaluation]) -> None:
         """Make these evaluations beside training. Call it before `run`."""

@@ -11,13 +11,14 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from learner.admission.head_door import HeadDoor
 from learner.head.node_state import BackOffs, NodeState
 from learner.rollouts.taking_back import TakenBack
 from learner.standing.mismatch import MismatchWatch
 from learner.standing.port import NodeConduct
+from learner.standing.rests import Rest, Rests
 from learner.standing.shares import MadeOfLate, NodeHolding, limits
 from learner.standing.standing import Standing, StandingRules
 from learner.standing.wave import WAVE_S, WaveWatch
@@ -36,21 +37,7 @@ SPARE_S = 0.5
 """While the unproven made more than their share, one of them is given one sequence so often: else large honest nodes would wait
 long beside one small proven one."""
 
-MOST_REST_S = 3600.0
-"""Seconds for which a node of which a token was grossly wrong gets nothing, at the most."""
-
 log = logging.getLogger("shoal.head")
-
-
-class _Rest(NamedTuple):
-    """On the head's clock."""
-
-    until: float
-    lasts_s: float
-
-
-_NO_REST = _Rest(float("-inf"), 0.0)
-"""Of a node that never had one."""
 
 
 class Trust(NodeConduct, PeerConduct):
@@ -80,8 +67,7 @@ class Trust(NodeConduct, PeerConduct):
         """which one was last, and why; and tokens of all of them that the trainer has"""
         self.trained: Counter[str] = Counter()
         """tokens of each node that the trainer was handed, in this life of the learner; of nodes that are gone, the last ones"""
-        self._rests: dict[str, _Rest] = {}
-        """node -> how long it gets nothing for what was grossly wrong"""
+        self._rests = Rests()
         self._some_unhurt = False
         """whether a proven node was there that is on trial for others' faults alone"""
         self._credible_here = False
@@ -106,7 +92,7 @@ class Trust(NodeConduct, PeerConduct):
         if self.standing.trusts(peer):
             return
         back = self._make_again(peer)
-        if now < self._rests.get(peer, _NO_REST).until or self.standing.barred_s(peer, self._wall()):
+        if self._rests.resting(peer, now) or self.standing.barred_s(peer, self._wall()):
             return
         self._found_wrong(peer, why)
         complain(log, peer, f"node {peer} is not believed for now: {why:.300}; {back}")
@@ -114,19 +100,16 @@ class Trust(NodeConduct, PeerConduct):
         if self.standing.barred_s(peer, self._wall()):
             return
         self.standing.question([peer], math.inf)
-        self._rest(peer, self.standing.doubted_s(peer, self._wall()), now)
+        self._has_rest(peer, self._rests.begin(peer, self.standing.doubted_s(peer, self._wall()), now), now)
 
     def held_up(self, peer: str, now: float) -> None:
-        rest = self._rests.get(peer, _NO_REST)
-        if self.standing.found_wrong(peer) and now >= rest.until:
-            self._rest(peer, min(2 * rest.lasts_s, MOST_REST_S), now)
+        rest = self._rests.again(peer, now) if self.standing.found_wrong(peer) else None
+        if rest is not None:
+            self._has_rest(peer, rest, now)
 
-    def _rest(self, peer: str, lasts_s: float, now: float) -> None:
-        self._rests[peer] = _Rest(now + lasts_s, lasts_s)
-        renewed(self._rests, peer)
-        forget_oldest(self._rests)
+    def _has_rest(self, peer: str, rest: Rest, now: float) -> None:
         if not all(map(self.standing.found_wrong, self._nodes)):
-            self.back_offs.of(peer).more(now, lasts_s)
+            self.back_offs.of(peer).more(now, rest.lasts_s)
 
     def _make_again(self, peer: str) -> TakenBack:
         back = self.take_back(peer)

@@ -90,7 +90,7 @@ class Rescue:
         """tokens of each node that its standing knows of"""
         self.taken = 0
         """sequences that were taken from nodes, in all"""
-        self.held_up: Callable[[Iterable[RunningGroup]], None] = lambda groups: None
+        self.waits_for: Callable[[Iterable[RunningGroup]], None] = lambda groups: None
         """hears of the groups for which the trainer waits, each time that it is looked at; the head sets it"""
         self.took_from: Callable[[str, float, float], None] = lambda peer, now, rest_s: None
         """hears of a node from which something was taken; the head sets it, and keeps work from the node for a while, for these
@@ -189,7 +189,7 @@ class Rescue:
             return
         behind = partial(self._silences.behind, now=now, least=self._paces.least) if on_time else _not_behind
         sure = self._hold_ups.sure(now)
-        self.held_up(group for g in ledger.blockers() if (group := self._collector.books.groups.get(g)) is not None)
+        self.waits_for(group for g in ledger.blockers() if (group := self._collector.books.groups.get(g)) is not None)
         early = partial(self._early, now=now, sure=sure) if on_time and self._hold_ups.worth_it(now) else _not_early
         if not (hedges := to_hedge(ledger, self._collector, self._conduct.credible, behind, early)):
             return

@@ -288,3 +288,11 @@ def test_what_comes_first_keeps_nobody_from_its_turn() -> None:
             waiting.add(f"n{kind}", check_of(f"n{kind}", 5_000, kind), **more)
     turns = [waiting.next(4_096)[0].group_id for _ in range(12)]
     assert turns[::2] == [2] * 6 and sorted(turns[1::2]) == [0, 0, 0, 1, 1, 1] and turns[1] != turns[3]
+
+
+def test_a_nodes_lines_together_are_bounded() -> None:
+    waiting, lost = lines(peer_tokens=100, most_tokens=1000)
+    for more in ({"soon": False}, {"soon": True}, {"soon": True, "first": True}):
+        for i in range(10):
+            waiting.add("a", check_of("a", 10, i), **more)
+    assert waiting.tokens == 100 and len(lost) == 20

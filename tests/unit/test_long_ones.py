@@ -18,6 +18,7 @@ from learner.audit.parts import MadePart
 from learner.audit.plan import AuditPlan, Check, Deviations, ToldKind
 from learner.head.trust import Trust
 from learner.rollouts.taking_back import TakenBack
+from learner.standing.rests import MOST_S, Rests
 from learner.standing.standing import RECHECK, Standing, StandingRules
 from learner.standing.wave import WAVE_COMPLETIONS, WAVE_LEAST, WAVE_S, WaveWatch
 from learner.trajectory import Maker
@@ -66,9 +67,9 @@ def test_each_nodes_first_long_one_is_checked_and_then_as_much_as_its_other_toke
     assert long.takes("a", 100) and long.takes("b", 100)
     assert long.takes("a", MOST_SPARE) and not long.takes("a", 100), "what nobody used is used up"
     earned = LONG_PART * 0.02
-    long.made("a", int(100 / earned) - 1, 0.02)
+    long.made("a", int(100 / earned) - 1)
     assert long.takes("b", 99) and not long.takes("a", 100), "b's is of what all earned"
-    long.made("a", 2, 0.02)
+    long.made("a", 2)
     assert long.takes("a", 100)
 
 
@@ -270,3 +271,16 @@ def test_where_all_are_found_wrong_they_do_not_rest() -> None:
     trust = Trust(StandingRules(checks=True), nodes, wall=lambda: 1000.0, expel=lambda peer, why: None)
     trust.odd("a", "audits", 5.0)
     assert trust.standing.found_wrong("a") and trust.back_offs.of("a").until == 0.0
+
+
+def test_a_rest_doubles_once_it_is_over_and_ends_growing_at_an_hour() -> None:
+    rests = Rests()
+    assert rests.again("a", 0.0) is None and not rests.resting("a", 0.0)
+    assert rests.begin("a", 60.0, 0.0) == (60.0, 60.0) and rests.resting("a", 59.0)
+    assert rests.again("a", 59.0) is None and rests.again("a", 60.0) == (180.0, 120.0)
+    now = 180.0
+    for _ in range(10):
+        rest = rests.again("a", now)
+        assert rest is not None
+        now = rest.until
+    assert rest.lasts_s == MOST_S
