@@ -1,8 +1,8 @@
 """For how long a node gets nothing of which a token was grossly wrong. Pure: told what happened and when (one clock, seconds).
 
 At first for as long as its doubt lasts. Whenever something that the trainer waits for is taken from it afterwards, twice as long:
-it would hold a step up for a moment again and again, and lose each sequence before there is more to judge it by. Must not know who
-was found wrong, or what a rest keeps from a node.
+it would hold a step up for a moment again and again, and lose each sequence before there is more to judge it by. Must not know
+who was found wrong, or what a rest keeps from a node.
 """
 
 from __future__ import annotations
