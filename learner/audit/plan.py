@@ -115,7 +115,8 @@ def kind_test(calibration: Calibration, kind: NodeArithmetic, false_alarm: float
 @dataclass
 class AuditPlan:
     """`kind_of(peer)`: what a node says of itself; None when it says nothing now. `calibrates()`: whether trusted nodes are
-    looked at now, to measure. `secret`: 16 bytes or more that no node knows."""
+    looked at now, to measure. `on_alert()`: whether all is checked that is waited
+    for. `secret`: 16 bytes or more that no node knows."""
 
     secret: bytes
     epoch: int
@@ -124,6 +125,7 @@ class AuditPlan:
     kind_of: Callable[[str], ToldKind | None]
     false_alarm: float = FALSE_ALARM
     calibrates: Callable[[], bool] = lambda: False
+    on_alert: Callable[[], bool] = lambda: False
     own_kind: NodeArithmetic = OWN_KIND
     """of which the auditor can make tokens itself"""
     counts: Counter[str] = field(default_factory=Counter, init=False)
@@ -162,21 +164,25 @@ class AuditPlan:
         self._looks.ended(group.group_id)
 
     def looks_at(self, group_id: int, seed: int, length: int, makers: Iterable[str]) -> bool:
-        """Whether `running` is to be told of a completion that goes on and is waited for, of which as much was made since the
-        last time as before: a long one, one that was chosen by chance, or one with makers of which all is checked."""
-        key = LookKey(group_id, seed)
-        if not self._looks.due(key, length, self._long.least):
+        """Whether `running` is to be told of a completion that goes on and is waited for, of which enough was made since the
+        last time: a long one, one that was chosen by chance, or one with makers of which all is checked; on alert any."""
+        key, alert = LookKey(group_id, seed), self.on_alert()
+        if not self._looks.due(key, length, self._long.least, alert=alert):
             return False
-        by_chance = chosen(self.secret, *key, self.standing.rules.audit_share)
+        by_chance = alert or chosen(self.secret, *key, self.standing.rules.audit_share)
         return by_chance or length >= self._long.least or any(map(self.all_of, makers))
 
     def running(self, group_id: int, trajectory: Trajectory) -> None:
         """What there is of a completion that `looks_at` named is checked at once: what is chosen of it, and of a long one what
-        its makers' allowances have room for. The rest is checked when it has ended."""
+        its makers' allowances have room for; on alert all. The rest is checked when it has ended."""
         key, made, ids = LookKey(group_id, trajectory.seed), list(parts_of(trajectory)), trajectory.completion_ids
         long = tokens_of(made) >= self._long.least
         left = [part for part in self._looks.behind(key, ids, made) if self._has_state(trajectory, part)]
-        parts = [part for part in left if self._chosen(part, key) or self._takes_long(part, trajectory, long)]
+        alert = self.on_alert()
+        parts = [
+            part for part in left
+            if alert and self.standing.audit_share(part.node) or self._chosen(part, key) or self._takes_long(part, trajectory, long)
+        ]
         self._looks.looked(key, ids, parts)  # before: it may be dropped at once
         self._check(key, trajectory, parts, soon=True, first=True)
 
@@ -218,6 +224,11 @@ class AuditPlan:
     def urgent(self) -> bool:
         """Whether a completion waits of a node of which all are checked, which is not proven or was doubted; or a long one."""
         return self._waiting.some_soon
+
+    @property
+    def first_tokens(self) -> int:
+        """Tokens that wait of what the trainer waits for."""
+        return self._waiting.first_tokens
 
     def waits_for(self) -> set[Version]:
         """The versions under which what waits is scored."""

@@ -97,6 +97,11 @@ class WaitingLines(Generic[Waits]):
         """Whether anything waits that is to be checked soon."""
         return bool(self._kinds[1] or self._kinds[2])
 
+    @property
+    def first_tokens(self) -> int:
+        """That wait of what comes first."""
+        return sum(line.tokens for line in self._kinds[2].values())
+
     def __iter__(self) -> Iterator[Waits]:
         """All that waits, in no order."""
         return (item for kind in self._kinds for line in kind.values() for item in line.items)

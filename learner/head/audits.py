@@ -46,6 +46,9 @@ GATHER_S = 1.0
 """Seconds that the auditor, when it has nothing to do, lets completions gather after the first of a node that is not proven, or
 was doubted: one by one each would cost it a forward of its own and a walk between versions. A node is found that much later."""
 
+ALERT_GATHER_S = 0.1
+"""The same on alert: the trainer may be waiting for it."""
+
 PROVEN_GATHER_S = 10.0
 """The same where only proven nodes' completions wait. It ends sooner when no more can come under the oldest version that is
 waited for, or when as many tokens wait as are asked for at once."""
@@ -89,7 +92,7 @@ class Audits:
         self._run, self._start, self._window = run, start, window
         self.plan = AuditPlan(
             secrets.token_bytes(SECRET_BYTES), run.epoch, run.trust.standing, calibration, kind_of=self._kind_of,
-            false_alarm=false_alarm, calibrates=lambda: self._process is not None,
+            false_alarm=false_alarm, calibrates=lambda: self._process is not None, on_alert=run.trust.on_alert,
             own_kind=NodeArithmetic("transformers", "bfloat16", device),
         )  # fmt: skip
         self._process: AuditorProcess | None = None
@@ -124,6 +127,8 @@ class Audits:
     def waited_for(self, groups: Iterable[RunningGroup]) -> None:
         """The trainer waits for these: some of them are checked as far as they were made (`AuditPlan.looks_at`)."""
         room = LOOK_TOKENS
+        if self.plan.on_alert():  # what it cannot read soon would only keep waiting what comes after
+            room = min(room, 2 * BATCH_TOKENS - self.plan.first_tokens)
         for group in () if self.over else groups:
             for member in group.members:
                 length, makers = len(member.completion.ids), (maker.node for maker in member.makers)
@@ -210,7 +215,7 @@ class Audits:
                 return
             with trio.move_on_after(left):
                 await self._wait()
-        await trio.sleep(GATHER_S)
+        await trio.sleep(ALERT_GATHER_S if self.plan.on_alert() else GATHER_S)
 
     def _no_more_come(self) -> bool:
         """Whether the oldest version that is waited for is so old that no completion goes on under it."""

@@ -165,6 +165,10 @@ class Trust(NodeConduct, PeerConduct):
         """Whether anything of what it makes is."""
         return self.standing.audit_share(peer) > 0
 
+    def on_alert(self) -> bool:
+        """Whether all that the trainer waits for is to be checked while it is made."""
+        return self._wave.alert(self._wall())
+
     def answer_for(self, peer: str) -> None:
         """It is the learner's own: trusted."""
         self.standing.rules = replace(self.standing.rules, trusted=self.standing.rules.trusted | {peer})

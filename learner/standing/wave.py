@@ -2,8 +2,9 @@
 
 Each of sixty that turn together holds a step up once before it is found, so the run is slow for as long as there are some left
 that were not looked at. Where a few were found, the others are put in question too: all of theirs is checked until some of it was
-sound, and their word does not count until then. Who is honest has shown it within seconds. Must not know what was found, or what
-a record is.
+sound, and their word does not count until then. Who is honest has shown it within seconds. Whoever is wrong
+now and then only passes that. So from a wave on the head is on alert: all that the trainer waits for is checked while it is made.
+Must not know what was found, or what a record is.
 """
 
 from __future__ import annotations
@@ -19,18 +20,28 @@ WAVE_COMPLETIONS = 2
 """Completions of its own making, each from its first token to its last, that a node in question must show to be sound."""
 
 
+ALERT_S = 600.0
+"""Seconds for which an alert lasts, from the wave and from each proven node on that was found since."""
+
+
 class WaveWatch:
     """`found` says when it is one."""
 
     def __init__(self) -> None:
         self._found: dict[str, float] = {}
-        self._over = float("-inf")
+        self._over = self._alert_until = float("-inf")
 
     def found(self, peer: str, proven: int, now: float) -> bool:
         """A proven node was found wrong, where so many are here. Whether a wave begins."""
         self._found = {other: at for other, at in self._found.items() if 0 <= now - at < WAVE_S} | {peer: now}
         self._over = min(self._over, now + WAVE_S)  # a clock may be set back
+        if self.alert(now):
+            self._alert_until = now + ALERT_S
         if now < self._over or len(self._found) < max(WAVE_LEAST, WAVE_SHARE * proven):
             return False
-        self._over = now + WAVE_S
+        self._over, self._alert_until = now + WAVE_S, now + ALERT_S
         return True
+
+    def alert(self, now: float) -> bool:
+        """Whether more of them may be wrong now and then."""
+        return 0 < self._alert_until - now <= ALERT_S

@@ -20,7 +20,7 @@ from learner.head.trust import Trust
 from learner.rollouts.taking_back import TakenBack
 from learner.standing.rests import MOST_S, Rests
 from learner.standing.standing import RECHECK, Standing, StandingRules
-from learner.standing.wave import WAVE_COMPLETIONS, WAVE_LEAST, WAVE_S, WaveWatch
+from learner.standing.wave import ALERT_S, WAVE_COMPLETIONS, WAVE_LEAST, WAVE_S, WaveWatch
 from learner.trajectory import Maker
 from p2p.protocol.rollout import Span
 from tests.unit.test_audit_plan import FLOAT32, V, group, make_plan, prove, sound, trajectory
@@ -205,6 +205,38 @@ def test_a_wave_is_three_nodes_or_a_twentieth_within_a_minute() -> None:
     many = WaveWatch()
     assert [many.found(f"n{i}", 100, float(i)) for i in range(5)] == [False] * 4 + [True]
     assert WAVE_LEAST == 3
+
+
+def test_an_alert_begins_with_a_wave_and_lasts_from_the_last_that_was_found() -> None:
+    watch = WaveWatch()
+    watch.found("a", 10, 0.0)
+    watch.found("b", 10, 1.0)
+    assert not watch.alert(1.0), "two are no wave"
+    watch.found("c", 10, 2.0)
+    assert watch.alert(2.0) and watch.alert(1.0 + ALERT_S)
+    watch.found("d", 10, 500.0)
+    assert watch.alert(499.0 + ALERT_S) and not watch.alert(500.0 + ALERT_S)
+    watch.found("e", 10, 500.0 + ALERT_S)
+    assert not watch.alert(500.0 + ALERT_S), "one that is found when it is over begins none"
+    watch.found("f", 10, 500.0 + ALERT_S)
+    watch.found("g", 10, 500.0 + ALERT_S)
+    assert watch.alert(500.0 + ALERT_S) and not watch.alert(400.0), "the clock was set back"
+
+
+def test_on_alert_all_that_is_waited_for_is_checked_while_it_is_made() -> None:
+    plan = long_plan()
+    look(plan, 100, trajectory("a", FIRST_LOOK))
+    assert not plan.waiting and not plan.first_tokens, "not long"
+    plan.on_alert = lambda: True
+    for length in (FIRST_LOOK, 11, 12, 17, 18):
+        look(plan, 100, trajectory("a", length))
+    looked = [(p.first, p.stop) for check in batches(plan) for p in check.parts]
+    assert looked == [(0, FIRST_LOOK), (FIRST_LOOK, 12), (12, 18)], "each time that half as much again was made"
+    plan.whole(group(101, trajectory("b", FIRST_LOOK)))
+    assert not plan.waiting, "nobody waits for it"
+    plan.standing.rules = replace(plan.standing.rules, trusted=frozenset("b"))
+    look(plan, 102, trajectory("b", FIRST_LOOK))
+    assert not plan.waiting, "the operator answers for it"
 
 
 def test_who_is_in_question_shows_two_whole_completions_or_waits() -> None:
