@@ -179,10 +179,7 @@ class AuditPlan:
         long = tokens_of(made) >= self._long.least
         left = [part for part in self._looks.behind(key, ids, made) if self._has_state(trajectory, part)]
         alert = self.on_alert()
-        parts = [
-            part for part in left
-            if alert and self.standing.audit_share(part.node) or self._chosen(part, key) or self._takes_long(part, trajectory, long)
-        ]
+        parts = [part for part in left if self._chosen(part, key, alert=alert) or self._takes_long(part, trajectory, long)]
         self._looks.looked(key, ids, parts)  # before: it may be dropped at once
         self._check(key, trajectory, parts, soon=True, first=True)
 
@@ -311,11 +308,13 @@ class AuditPlan:
                 self.versions.made(part.stop - part.first)
                 self._long.made(part.node, part.stop - part.first)
 
-    def _chosen(self, part: MadePart, key: LookKey) -> bool:
+    def _chosen(self, part: MadePart, key: LookKey, *, alert: bool = False) -> bool:
         times = self.versions.times(part.version)
         if self.standing.trusts(part.node):
             return times > 0 and self.calibrates() and self.calibration.wants(self._kind(part.node).arithmetic)
         share = self.standing.audit_share(part.node)
+        if alert:
+            return share > 0
         share *= times if share < 1.0 else 1.0
         return share > 0 and chosen(self.secret, *key, share)
 

@@ -228,7 +228,7 @@ def test_on_alert_all_that_is_waited_for_is_checked_while_it_is_made() -> None:
     look(plan, 100, trajectory("a", FIRST_LOOK))
     assert not plan.waiting and not plan.first_tokens, "not long"
     plan.on_alert = lambda: True
-    for length in (FIRST_LOOK, 11, 12, 17, 18):
+    for length in (FIRST_LOOK, 10, 12, 17, 18):
         look(plan, 100, trajectory("a", length))
     looked = [(p.first, p.stop) for check in batches(plan) for p in check.parts]
     assert looked == [(0, FIRST_LOOK), (FIRST_LOOK, 12), (12, 18)], "each time that half as much again was made"
