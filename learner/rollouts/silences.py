@@ -30,7 +30,7 @@ NEARLY_ALL, LONGER = 0.95, 6.0
 that is no long prompt: such a sequence is behind after so many times what this share of the ended were silent for, and at
 HELD_UP_S and BEGIN_S at least and at the most. One long prompt keeps the members of one group waiting, at several nodes."""
 
-EARLY_S, EARLY_USUALS = 1.0, 4.0
+EARLY_S, EARLY_USUALS = 0.7, 4.0
 """A sequence is early behind after so many seconds without progress, and so many times what is usual: not so long that it is
 its node's fault, and long enough to have it made elsewhere."""
 
