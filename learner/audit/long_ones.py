@@ -24,6 +24,9 @@ RECENT_LENGTHS = 4_096
 FAR_LONGER = 4
 """Times what one completion in a hundred has at the least, beyond which length does not count."""
 
+USUAL = 0.75
+"""Share of the completions whose lengths are usual: who makes less than a quarter of them does not move it."""
+
 FEW_LENGTHS = 16
 """Completions below which nothing is called long, and after which it is found anew what is."""
 
@@ -42,6 +45,8 @@ class LongCompletions:
     is_here: Callable[[str], bool]
     least: float = field(default=float("inf"), init=False)
     """tokens from which a completion is long; inf while that is not known"""
+    usual: int = field(default=0, init=False)
+    """tokens that USUAL of the completions have at the most; 0 while that is not known"""
     _lengths: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_LENGTHS), init=False, repr=False)
     _since: int = field(default=0, init=False, repr=False)
     """completions since `least` was found"""
@@ -87,6 +92,7 @@ class LongCompletions:
         """The length from which on completions have no more than the part of all tokens that may be checked for it. A few that
         are far longer than all others count as if they were less so: those are what is looked for."""
         ranked = sorted(self._lengths, reverse=True)
+        self.usual = ranked[int((1 - USUAL) * len(ranked))]
         most = FAR_LONGER * ranked[len(ranked) // 100]
         room, least = LONG_PART * self.share() * sum(ranked), float("inf")
         for length in ranked:

@@ -26,9 +26,9 @@ wanted."""
 FIRST_LOOK = 8
 """Tokens from which on a completion is looked at at all: each look reads its prompt again."""
 
-GROWN = (2.0, 1.5)
-"""Times as many tokens as at the last look a completion has at the next one; on alert. All of its looks together read twice or
-three times what it has."""
+GROWN, GROWN_ON_ALERT = 2.0, 1.5
+"""Times as many tokens as at the last look a completion has at the next one. All of its looks together read twice or three times
+what it has, and its prompt each time."""
 
 
 class LookKey(NamedTuple):
@@ -62,13 +62,13 @@ class Looks:
     def __len__(self) -> int:
         return self._count
 
-    def due(self, key: LookKey, length: int, long_from: float, *, alert: bool = False) -> bool:
-        """Whether a completion of so many tokens is looked at (again): when it has GROWN times as many as the last time, or
+    def due(self, key: LookKey, length: int, long_from: float, grown: float = GROWN) -> bool:
+        """Whether a completion of so many tokens is looked at (again): when it has `grown` times as many as the last time, or
         became long since."""
         look = self._of(key)
         if look is None:
             return length >= FIRST_LOOK and self._has_room(key.group_id)
-        return length >= max(FIRST_LOOK, GROWN[alert] * look.length) or look.length < long_from <= length
+        return length >= max(FIRST_LOOK, grown * look.length) or look.length < long_from <= length
 
     def looked(self, key: LookKey, ids: Sequence[int], parts: Iterable[MadePart]) -> None:
         """It had these tokens, and these parts of them are to be checked."""
@@ -92,6 +92,7 @@ class Looks:
         look, lost = self._of(key), set(parts)
         if look is not None:
             look.seen = [seen for seen in look.seen if seen.part not in lost]
+            look.length = 0
 
     def remade(self, node: str) -> None:
         """What this node makes under way is made again: it is looked at soon."""

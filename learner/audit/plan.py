@@ -21,7 +21,7 @@ import numpy as np
 from learner.audit.calibration import Calibration, NodeArithmetic
 from learner.audit.choosing import chosen
 from learner.audit.long_ones import LongCompletions
-from learner.audit.looks import LookKey, Looks
+from learner.audit.looks import GROWN, GROWN_ON_ALERT, LookKey, Looks
 from learner.audit.parts import MadePart, parts_of, tokens_of
 from learner.audit.sequential import FALSE_ALARM, NOTABLE, NodeTest, Verdict, grossness
 from learner.audit.versions import ChosenVersions
@@ -165,12 +165,13 @@ class AuditPlan:
 
     def looks_at(self, group_id: int, seed: int, length: int, makers: Iterable[str]) -> bool:
         """Whether `running` is to be told of a completion that goes on and is waited for, of which enough was made since the
-        last time: a long one, one that was chosen by chance, or one with makers of which all is checked; on alert any."""
+        last time: a long one, one that was chosen by chance, or one with makers of which all is checked; on alert any that
+        is longer than usual."""
         key, alert = LookKey(group_id, seed), self.on_alert()
-        if not self._looks.due(key, length, self._long.least, alert=alert):
+        if not self._looks.due(key, length, self._long.least, GROWN_ON_ALERT if alert else GROWN):
             return False
-        by_chance = alert or chosen(self.secret, *key, self.standing.rules.audit_share)
-        return by_chance or length >= self._long.least or any(map(self.all_of, makers))
+        by_chance = chosen(self.secret, *key, self.standing.rules.audit_share)
+        return (alert and length > self._long.usual) or by_chance or length >= self._long.least or any(map(self.all_of, makers))
 
     def running(self, group_id: int, trajectory: Trajectory) -> None:
         """What there is of a completion that `looks_at` named is checked at once: what is chosen of it, and of a long one what

@@ -54,9 +54,14 @@ class WaitingLines(Generic[Waits]):
     """whether it is that of what is to be checked soon"""
 
     def add(self, node: str, item: Waits, *, soon: bool, first: bool = False) -> None:
-        """It waits, unless its node has as much waiting as it may. When all places are taken the kind with most gives one up, and
-        of its nodes the one with most."""
+        """It waits, unless its node has as much waiting as it may; what comes first takes the place of what does not. When all
+        places are taken the kind with most gives one up, and of its nodes the one with most."""
         waits = sum(kind[node].tokens for kind in self._kinds if node in kind)
+        for kind in self._kinds[:2] if first else ():
+            while waits + item.length > self.peer_tokens and node in kind:
+                lost = self._take(kind, node, newest=True)
+                waits -= lost.length
+                self.dropped(lost)
         if waits and waits + item.length > self.peer_tokens:
             self.dropped(item)
             return

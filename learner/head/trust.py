@@ -166,7 +166,6 @@ class Trust(NodeConduct, PeerConduct):
         return self.standing.audit_share(peer) > 0
 
     def on_alert(self) -> bool:
-        """Whether all that the trainer waits for is to be checked while it is made."""
         return self._wave.alert(self._wall())
 
     def answer_for(self, peer: str) -> None:

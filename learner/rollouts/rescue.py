@@ -185,6 +185,7 @@ class Rescue:
             self._waits = None
             return
         self._waits = now if self._waits is None else self._waits
+        self._silences.alert = self._conduct.on_alert()
         if now - self._waits < HEDGE_S:
             return
         behind = partial(self._silences.behind, now=now, least=self._paces.least) if on_time else _not_behind

@@ -75,6 +75,8 @@ class SilenceWatch:
         """what was usual at the last looks"""
         self._least = math.inf
         """the least of that"""
+        self.alert = False
+        """whether several nodes were found wrong lately: then to be silent is no chance either"""
         self._waiting = False
         """whether, at the last look, MANY nodes had not begun with sequences of MANY groups for HELD_UP_S and what is usual"""
 
@@ -118,9 +120,9 @@ class SilenceWatch:
         self._held_up = {n: at for n, at in self._held_up.items() if now - at < MANY_S} | {node: now}
 
     def many(self, now: float) -> int:
-        """0; 1 where so many held the trainer up lately that it is no chance; 2 where MANY times as many did."""
+        """0; 1 where so many held the trainer up lately that it is no chance, or on alert; 2 where MANY times as many did."""
         count = sum(now - at < MANY_S for at in self._held_up.values())
-        return (count >= MANY) + (count >= MANY * MANY)
+        return max(self.alert, (count >= MANY) + (count >= MANY * MANY))
 
     def behind(self, node: str, request_id: str, tokens: int, now: float, *, least: float) -> float:
         """Seconds for which a sequence that has so many tokens made no progress, if that is longer than usual; else 0."""

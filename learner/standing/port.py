@@ -21,6 +21,9 @@ class NodeConduct(Protocol):
     def anybody_proven(self) -> bool:
         """Whether a proven node is there that takes work and is not on trial again."""
 
+    def on_alert(self) -> bool:
+        """Whether several proven nodes were found wrong lately."""
+
     def doubted(self, peer: str) -> bool:
         """Whether it is on trial again since it was doubted lately."""
 
@@ -49,6 +52,9 @@ class NobodyDoubted(NodeConduct):
 
     def anybody_proven(self) -> bool:
         return True
+
+    def on_alert(self) -> bool:
+        return False
 
     def doubted(self, peer: str) -> bool:
         return False

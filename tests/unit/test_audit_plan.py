@@ -295,4 +295,6 @@ def test_a_nodes_lines_together_are_bounded() -> None:
     for more in ({"soon": False}, {"soon": True}, {"soon": True, "first": True}):
         for i in range(10):
             waiting.add("a", check_of("a", 10, i), **more)
-    assert waiting.tokens == 100 and len(lost) == 20
+    assert waiting.tokens == waiting.first_tokens == 100 and len(lost) == 20, "what comes first takes the place of what does not"
+    waiting.add("a", check_of("a", 10, 10), soon=True)
+    assert waiting.first_tokens == 100 and len(lost) == 21
