@@ -173,9 +173,9 @@ class AuditPlan:
         by_chance = chosen(self.secret, *key, self.standing.rules.audit_share)
         return (alert and length > self._long.usual) or by_chance or length >= self._long.least or any(map(self.all_of, makers))
 
-    def running(self, group_id: int, trajectory: Trajectory) -> None:
+    def running(self, group_id: int, trajectory: Trajectory) -> int:
         """What there is of a completion that `looks_at` named is checked at once: what is chosen of it, and of a long one what
-        its makers' allowances have room for; on alert all. The rest is checked when it has ended."""
+        its makers' allowances have room for; on alert all. The rest is checked when it has ended. The tokens read for it."""
         key, made, ids = LookKey(group_id, trajectory.seed), list(parts_of(trajectory)), trajectory.completion_ids
         long = tokens_of(made) >= self._long.least
         left = [part for part in self._looks.behind(key, ids, made) if self._has_state(trajectory, part)]
@@ -183,6 +183,7 @@ class AuditPlan:
         parts = [part for part in left if self._chosen(part, key, alert=alert) or self._takes_long(part, trajectory, long)]
         self._looks.looked(key, ids, parts)  # before: it may be dropped at once
         self._check(key, trajectory, parts, soon=True, first=True)
+        return len(trajectory.prompt_ids) + len(ids) if parts else 0
 
     def remade(self, node: str) -> None:
         """What this node makes under way is made again."""

@@ -10,6 +10,7 @@ A run without audits has no object of this class: then nothing is chosen, kept o
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -46,8 +47,8 @@ GATHER_S = 1.0
 """Seconds that the auditor, when it has nothing to do, lets completions gather after the first of a node that is not proven, or
 was doubted: one by one each would cost it a forward of its own and a walk between versions. A node is found that much later."""
 
-ALERT_GATHER_S = 0.1
-"""The same on alert: the trainer may be waiting for it."""
+HURRY_GATHER_S, HURRY_S = 0.1, 60.0
+"""The same on alert, and where the trainer waits for it so many seconds after any node was found wrong."""
 
 PROVEN_GATHER_S = 10.0
 """The same where only proven nodes' completions wait. It ends sooner when no more can come under the oldest version that is
@@ -106,6 +107,8 @@ class Audits:
         """processor time of auditors that are gone"""
         self.over = ""
         """why audits were given up; "" while they go on"""
+        self._found_at = -math.inf
+        """when a node was found wrong last"""
         self.starts = self._answers = 0
         run.trust.checks(True, share)
 
@@ -133,8 +136,7 @@ class Audits:
             for member in group.members:
                 length, makers = len(member.completion.ids), (maker.node for maker in member.makers)
                 if member.node and room > 0 and self.plan.looks_at(group.group_id, member.seed, length, makers):
-                    room -= len(group.prompt_ids) + length
-                    self.plan.running(group.group_id, so_far(group, member))
+                    room -= self.plan.running(group.group_id, so_far(group, member))
         if self.plan.waiting:
             self._work.set()
 
@@ -215,7 +217,12 @@ class Audits:
                 return
             with trio.move_on_after(left):
                 await self._wait()
-        await trio.sleep(ALERT_GATHER_S if self.plan.on_alert() else GATHER_S)
+        await trio.sleep(HURRY_GATHER_S if self._hurries() else GATHER_S)
+
+    def _hurries(self) -> bool:
+        """Whether the trainer waits for what may be wrong."""
+        lately = trio.current_time() - self._found_at < HURRY_S
+        return self.plan.on_alert() or (lately and self.plan.first_tokens > 0)
 
     def _no_more_come(self) -> bool:
         """Whether the oldest version that is waited for is so old that no completion goes on under it."""
@@ -252,6 +259,7 @@ class Audits:
                     self._judge(judged)
                 if judged.verdict.gross:
                     odd.add(judged.node)
+                    self._found_at = trio.current_time()
 
     async def _bring(self, process: AuditorProcess, wanted: set[Version]) -> None:
         """Have it follow as far as the newest of these, by way of all that it will be asked about."""
