@@ -20,6 +20,7 @@ import numpy as np
 
 from learner.audit.calibration import Calibration, NodeArithmetic
 from learner.audit.choosing import chosen
+from learner.audit.judged import Judged
 from learner.audit.long_ones import LongCompletions
 from learner.audit.looks import GROWN, GROWN_ON_ALERT, LookKey, Looks
 from learner.audit.parts import MadePart, parts_of, tokens_of
@@ -94,17 +95,6 @@ class Check:
     def length(self) -> int:
         """Tokens that are read for it, at least."""
         return len(self.prompt_ids) + max(part.stop for part in self.parts)
-
-
-class Judged(NamedTuple):
-    """What a node's tokens of one answer came to."""
-
-    node: str
-    tokens: int
-    """that were looked at"""
-    verdict: Verdict
-    whole: bool = False
-    """with what was looked at before they are a whole completion, which nobody else had a part in"""
 
 
 def kind_test(calibration: Calibration, kind: NodeArithmetic, false_alarm: float, before: int = 0) -> NodeTest:

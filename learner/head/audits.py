@@ -19,8 +19,9 @@ from typing import Any, Protocol
 import trio
 
 from learner.audit.calibration import Calibration, NodeArithmetic, read_arithmetic
+from learner.audit.judged import Judged, that_count
 from learner.audit.opening import path_through, path_to_window
-from learner.audit.plan import AuditPlan, Check, Judged, ToldKind
+from learner.audit.plan import AuditPlan, Check, ToldKind
 from learner.audit.wire import follow_request, read_bfloat16, read_deviations, score_request
 from learner.client.whole_states import whole_state
 from learner.head.auditor_process import AuditorGone, AuditorProcess, AuditorRefused
@@ -252,14 +253,8 @@ class Audits:
             raise
         self._facts = answer | {"found": None, "bfloat16": None}
         self._answers += 1
-        odd = set[str]()
-        for check, deviations in zip(batch, found, strict=True):
-            for judged in self.plan.found(check, deviations):
-                if judged.verdict.caught or judged.node not in odd:  # what was made before does not speak for it
-                    self._judge(judged)
-                if judged.verdict.gross:
-                    odd.add(judged.node)
-                    self._found_at = trio.current_time()
+        for judged in that_count(j for check, of in zip(batch, found, strict=True) for j in self.plan.found(check, of)):
+            self._judge(judged)
 
     async def _bring(self, process: AuditorProcess, wanted: set[Version]) -> None:
         """Have it follow as far as the newest of these, by way of all that it will be asked about."""
@@ -325,6 +320,8 @@ class Audits:
 
     def _judge(self, judged: Judged) -> None:
         node, tokens, verdict, whole = judged
+        if verdict.gross or verdict.caught:
+            self._found_at = trio.current_time()
         if not verdict.caught:
             if not verdict.gross:
                 self._run.trust.standing.checked(node, tokens, whole=whole)
