@@ -333,7 +333,7 @@ class Rollouts:
                 case Accepted():
                     accepted += outcome.tokens
                     if not self.collector.holds(peer, run.request_id):
-                        self.rescue.ended_at(peer, run.request_id, outcome.gave_up, now)
+                        self.rescue.ended_at(peer, run.request_id, outcome, now)
                     if outcome.cancel:  # a stop string ended what the node goes on with: its place is free
                         self.cancel(outcome.cancel)
                         ended = True

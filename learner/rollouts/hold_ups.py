@@ -36,6 +36,9 @@ SURE, SURE_OF = 0.75, 8
 """Where this share of so many tries or more ended at once elsewhere, it is the nodes and not the sequences, whatever their group:
 then all members of a group are moved at once, and sooner."""
 
+MOST_MOVES = 4
+"""Times that a sequence is moved early at the most that goes on each time: it loses nothing by that but a prefill."""
+
 RECENT_S = 30.0
 """Seconds after a hold-up for which what was moved goes to those who deliver."""
 
@@ -114,6 +117,8 @@ class _Moved(NamedTuple):
     at: float
     shows: bool
     """what becomes of it shows whose fault it was"""
+    times: int
+    """that it was"""
 
 
 class _Crossed(NamedTuple):
@@ -154,16 +159,18 @@ class HoldUps:
         """It was moved from `node`, which was silent for longer than is usual, but not for so long that it must be its fault.
         `sooner`: nor for as long as is early, so that it shows nothing of anybody."""
         self.noticed(now)
-        self._moved[member] = _Moved("" if sooner else node, now, not sooner)  # node "": nobody is to blame
+        times = self._moved[member].times if member in self._moved else 0
+        self._moved[member] = _Moved("" if sooner else node, now, not sooner, times + 1)  # node "": nobody is to blame
         self._groups.setdefault(_group(member), _Tried.UNDER_WAY)
         for known in (self._moved, self._groups):
             forget_oldest(known)
 
-    def may_move(self, member: str, *, sure: bool = False) -> bool:
-        """Whether it may be moved early: each once, one member of a group first, and the others when that one ended at once. All
-        of them wait for a long prompt. Where `sure`, all at once."""
-        if member in self._moved:
-            return False
+    def may_move(self, member: str, *, sure: bool = False, again: bool = False) -> bool:
+        """Whether it may be moved early: each once, or MOST_MOVES times (`again`: it goes on, and slowly); one member of a group
+        first, and the others when that one ended at once. All of them wait for a long prompt. Where `sure`, all at once."""
+        moved = self._moved.get(member)
+        if moved is not None:
+            return again and moved.times < MOST_MOVES
         return sure or self._groups.get(_group(member), _Tried.AT_ONCE) is _Tried.AT_ONCE
 
     def ended(self, node: str, member: str, now: float, at_once_s: float, late: bool) -> str:
@@ -174,7 +181,7 @@ class HoldUps:
         moved = self._moved.pop(member, None)
         if moved is None:
             return ""
-        other, at, shows = moved
+        other, at, shows, _ = moved
         at_once = node != other and now - at <= at_once_s
         if shows and (at_once or not late):
             self._tries.append((now, at_once))

@@ -76,6 +76,10 @@ class Accepted:
     cancel: Cancel = ()
     gave_up: tuple[str, ...] = ()
     """nodes that had said they could not do what ended here"""
+    made: int = 0
+    """tokens that this node made of what ended here"""
+    since: float = 0.0
+    """when it was given that"""
 
 
 @dataclass(frozen=True, slots=True)

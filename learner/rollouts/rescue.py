@@ -22,9 +22,9 @@ from learner.rollouts.given_up import GivenUp
 from learner.rollouts.group import RunningGroup, member_name
 from learner.rollouts.hedging import Fleet, Way, free_places, moves, to_hedge
 from learner.rollouts.hold_ups import GivenBack, HoldUps, HoldUpVerdict
-from learner.rollouts.outcomes import Cancel, Requeued
+from learner.rollouts.outcomes import Accepted, Cancel, Requeued
 from learner.rollouts.paces import STAYS, PaceWatch
-from learner.rollouts.silences import HELD_UP_S, HURRY, MANY_S, SilenceWatch
+from learner.rollouts.silences import HELD_UP_S, HURRY, MANY_S, SLOWER, SilenceWatch
 from learner.rollouts.stalls import Stall, StallWatch
 from learner.standing.port import NodeConduct
 from p2p.errors import Refusal
@@ -206,8 +206,12 @@ class Rescue:
                 continue
             self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"), now, avoid=way is not Way.PAUSED)
             if hedge.early:
-                sooner = not self._silences.early(hedge.node, hedge.request_id, now)
-                self._hold_ups.moved(hedge.node if way is Way.EARLY else "", member_name(hedge.request_id), now, sooner=sooner)
+                silent = self._silences.early(hedge.node, hedge.request_id, now)
+                blamed = silent or self._silences.unlike_others(hedge.node, hedge.request_id, now)
+                sooner = not (silent or self._silences.slow(hedge.node, hedge.request_id, now))
+                self._hold_ups.moved(
+                    hedge.node if way is Way.EARLY and blamed else "", member_name(hedge.request_id), now, sooner=sooner
+                )
             if way in (Way.TAKE, Way.EARLY):
                 self._silences.taken(hedge.node)
             if way in (Way.QUEUED, Way.EARLY):
@@ -227,19 +231,21 @@ class Rescue:
         for node, why in doubted.items():
             self._conduct.doubt(node, why)
 
-    def ended_at(self, peer: str, request_id: str, gave_up: Iterable[str], now: float) -> None:
+    def ended_at(self, peer: str, request_id: str, what: Accepted, now: float) -> None:
         """A sequence, or a turn of it, ended as asked at `peer`: to its credit, and not to that of nodes that had given it up."""
         late = self._silences.late(peer)
         self._silences.ended(peer, request_id, now)
+        self._silences.made(peer, what.made, now - what.since)
         made = self._collector.tokens_by_node.get(peer, 0)
         self._conduct.ended(peer, made - self._credited.get(peer, 0))
         self._credited[peer] = made
         self._giving_way.ended(peer, made)
         self.ended[peer] += 1
         self._all_ended[peer] += 1
-        if other := self._hold_ups.ended(peer, member_name(request_id), now, self._silences.at_once_s, late):
+        at_once_s = self._silences.at_once_s + (SLOWER * what.made / rate if (rate := self._silences.usual_rate) else 0.0)
+        if other := self._hold_ups.ended(peer, member_name(request_id), now, at_once_s, late):
             self._conduct.doubt(other, f"held up {request_id}, which another node made at once, and others before")
-        for other in self._given_up.made(request_id, peer, gave_up, self._conduct.delivered):
+        for other in self._given_up.made(request_id, peer, what.gave_up, self._conduct.delivered):
             self._conduct.doubt(other, f"gave up {request_id}, which another node made")
 
     def requeued(self, peer: str, request_id: str, outcome: Requeued, now: float) -> None:
@@ -283,9 +289,11 @@ class Rescue:
         return max(TAKEN_EARLY_S, STAYS * self._paces.usual_s)
 
     def _early(self, node: str, request_id: str, now: float, sure: bool) -> bool:
-        """Whether it is silent at a node whose word counts, and may be moved for that."""
-        early = self._silences.early(node, request_id, now, HURRY if sure else 1.0)
-        return early and self._hold_ups.may_move(member_name(request_id), sure=sure)
+        """Whether it is silent, or comes slowly, at a node whose word counts, and may be moved for that."""
+        share = HURRY if sure else 1.0
+        early = self._silences.early(node, request_id, now, share)
+        slow = self._silences.slow(node, request_id, now, share)
+        return (early or slow) and self._hold_ups.may_move(member_name(request_id), sure=sure, again=slow)
 
     def _avoid(self, peer: str, request_id: str, now: float) -> None:
         """It does not come back to this node for AVOID_S while another may have it."""

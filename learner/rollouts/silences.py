@@ -11,8 +11,9 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 
-from p2p.forgetting import forget_oldest
+from p2p.forgetting import forget_oldest, renewed
 
 RECENT, LEAST_ENDED = 256, 16
 """Ended sequences whose silences are remembered, and below how many of them nothing is called unusual."""
@@ -33,6 +34,9 @@ HELD_UP_S and BEGIN_S at least and at the most. One long prompt keeps the member
 EARLY_S, EARLY_USUALS = 0.7, 4.0
 """A sequence is early behind after so many seconds without progress, and so many times what is usual: not so long that it is
 its node's fault, and long enough to have it made elsewhere."""
+
+SLOWER = 3.0
+"""A sequence is early behind, too, that comes so many times slower than is usual: the share by which nodes give way."""
 
 LOOKS = 150
 """Looks, some five minutes of them, of which the least counts as usual for that: most of the nodes, late all at once, would else
@@ -57,6 +61,14 @@ class _Seen:
     longest: float = 0.0
     """seconds between two times that it had"""
     begun: bool = False
+    since: float = 0.0
+    """when it was seen there first"""
+    begun_at: float = 0.0
+    """when it made progress first, as far as was looked"""
+    latest: int = 0
+    """tokens at the last look"""
+    made: int = 0
+    """tokens since it was seen first"""
 
 
 class SilenceWatch:
@@ -67,6 +79,12 @@ class SilenceWatch:
         self._ended: deque[float] = deque(maxlen=RECENT)
         self._sorted: list[float] = []
         """the same by length; empty while that is not known"""
+        self._rates: deque[float] = deque(maxlen=RECENT)
+        """tokens a second of the ended sequences"""
+        self._rate: float | None = 0.0
+        """what is usual of that; None while it must be found anew"""
+        self._rates_of: dict[str, deque[float]] = {}
+        """the same of each node's last ones"""
         self._last: dict[str, float] = {}
         """node -> how long the last sequence that it ended was silent"""
         self._held_up: dict[str, float] = {}
@@ -100,6 +118,16 @@ class SilenceWatch:
         waiting = [pair for pair, seen in self._seen.items() if not seen.begun and seen.at < bound]
         groups = {request_id.partition(".")[0] for _, request_id in waiting}
         self._waiting = len({node for node, _ in waiting}) >= MANY and len(groups) >= MANY
+
+    def made(self, node: str, tokens: int, lasted_s: float) -> None:
+        """What ended as asked had so many tokens of this node's, and was there for so many seconds."""
+        if tokens <= 0 or lasted_s <= 0:
+            return
+        self._rates.append(tokens / lasted_s)
+        self._rate = None
+        self._rates_of.setdefault(node, deque(maxlen=LEAST_ENDED)).append(tokens / lasted_s)
+        renewed(self._rates_of, node)
+        forget_oldest(self._rates_of)
 
     def ended(self, node: str, request_id: str, now: float) -> None:
         """It ended as asked. What came and went between two looks was not silent for long."""
@@ -157,6 +185,30 @@ class SilenceWatch:
         seen = self._seen.get((node, request_id))
         return seen is not None and now - seen.at > share * self.at_once_s
 
+    @property
+    def usual_rate(self) -> float:
+        """Tokens a second of half of the ended sequences at the least; 0 while too few have ended."""
+        if self._rate is None:
+            self._rate = median(self._rates) if len(self._rates) >= LEAST_ENDED else 0.0
+        return self._rate
+
+    def slow(self, node: str, request_id: str, now: float, share: float = 1.0) -> bool:
+        """Whether it has come SLOWER times slower than is usual, for as long as is early."""
+        return self._slower(node, request_id, now, self.usual_rate, share)
+
+    def unlike_others(self, node: str, request_id: str, now: float) -> bool:
+        """Whether it has come so much slower than what this node makes: a slow device is nobody's fault."""
+        own = self._rates_of.get(node)
+        return own is not None and self._slower(node, request_id, now, median(own))
+
+    def _slower(self, node: str, request_id: str, now: float, rate: float, share: float = 1.0) -> bool:
+        seen = self._seen.get((node, request_id))
+        if seen is None or not seen.begun:
+            return False
+        # Who began at once is slow from the beginning; else its prompt was long.
+        lasts_s = now - (seen.since if seen.begun_at - seen.since <= self.at_once_s else seen.begun_at)
+        return lasts_s > share * self.at_once_s and SLOWER * seen.made < lasts_s * rate
+
     def _share(self, share: float) -> float:
         """Seconds that this share of the ended sequences were silent for at the most."""
         self._sorted = self._sorted or sorted(self._ended)
@@ -165,7 +217,11 @@ class SilenceWatch:
 
 def _progress(seen: _Seen | None, tokens: int, now: float, least: float) -> _Seen:
     if seen is None:
-        return _Seen(tokens, now)
+        return _Seen(tokens, now, since=now, latest=tokens)
+    seen.made += max(0, tokens - seen.latest)
+    seen.latest = tokens
     if tokens - seen.tokens > least * (now - seen.at):
+        if not seen.begun:
+            seen.begun_at = now
         seen.tokens, seen.at, seen.longest, seen.begun = tokens, now, max(seen.longest, now - seen.at), True
     return seen

@@ -18,6 +18,7 @@ from learner.economy.rates import NodeRates
 from learner.head.trust import Trust
 from learner.journal.journal import Journal
 from learner.journal.records import Piece, ReservedGroup
+from learner.rollouts.outcomes import Accepted
 from learner.rollouts.rescue import Rescue
 from learner.standing.mismatch import MismatchWatch
 from learner.standing.port import NobodyDoubted
@@ -90,12 +91,12 @@ def test_what_is_counted_of_who_holds_nothing() -> None:
     for node in ["here", "gone", *(f"n{i}" for i in range(MANY))]:
         collector.tokens_by_node[node] = 5
         collector.failures_by_node[node] = 1
-        rescue.ended_at(node, "r", (), 0.0)
+        rescue.ended_at(node, "r", Accepted("r", 1), 0.0)
     rescue.look(1.0, list)
     kept = (collector.tokens_by_node, collector.failures_by_node, rescue.ended, rescue._credited)  # has no other face
     assert all(len(each) <= MOST_NODES for each in kept) and rescue.ended["here"] == 1
     collector.tokens_by_node["gone"] = collector.tokens_by_node.get("gone", 0) + 3
-    rescue.ended_at("gone", "r", (), 2.0)
+    rescue.ended_at("gone", "r", Accepted("r", 1), 2.0)
     assert told[-1] == ("gone", 3), "nothing is credited twice"
 
 

@@ -7,6 +7,7 @@ import pytest
 from learner.rollouts.hold_ups import (
     CROSSED_S,
     FEW,
+    MOST_MOVES,
     ONE_S,
     RECENT_S,
     SURE_OF,
@@ -128,6 +129,10 @@ def test_where_it_was_the_nodes_nearly_always_whole_groups_are_moved(late: int, 
     hold_ups.moved("n", "99.0", 3.0)
     assert not hold_ups.may_move("99.1") and hold_ups.may_move("99.1", sure=True)
     assert not hold_ups.may_move("99.0", sure=True), "each once"
+    for _ in range(MOST_MOVES - 1):
+        assert hold_ups.may_move("99.0", again=True), "it goes on, and slowly"
+        hold_ups.moved("n", "99.0", 4.0)
+    assert not hold_ups.may_move("99.0", again=True)
 
 
 def test_what_was_moved_sooner_shows_nothing() -> None:

@@ -57,6 +57,37 @@ def test_what_is_early_behind_goes_by_the_least_that_was_usual_lately() -> None:
     assert watch.at_once_s == EARLY_S + EARLY_USUALS * watch.usual_s, "for five minutes"
 
 
+def test_what_comes_slowly_is_early_behind_and_is_unlike_others_where_its_node_makes_others_quickly() -> None:
+    watch = watch_of(*[0.2] * LEAST_ENDED)
+    at_once = EARLY_S + EARLY_USUALS * 0.2
+    watch.look({"n": {"slow": 0, "long prompt": 0, "quick": 0, "silent": 0}}, 100.0, least=0.0)
+
+    def look(now: float, **tokens: int) -> None:
+        for name, count in tokens.items():
+            watch.behind("n", name.replace("_", " "), count, now, least=0.0)
+
+    look(100.5, slow=1, quick=50)
+    look(101.0, slow=20, quick=100)
+    look(104.0, slow=129, long_prompt=1, quick=400)
+    assert not watch.slow("n", "slow", 104.0), "it is not known what is usual"
+    for _ in range(LEAST_ENDED):
+        watch.made("m", 100, 1.0)
+        watch.made("n", 30, 1.0)
+    watch.made("m", 0, 1.0)
+    watch.made("m", 9, 0.0)
+    for _ in range(2):
+        watch.made("m", 1000, 1.0)
+    assert watch.usual_rate == 100.0
+    assert watch.slow("n", "slow", 104.0) and not watch.slow("n", "quick", 104.0)
+    assert not watch.slow("n", "silent", 104.0), "it has not begun: that is silence"
+    assert not watch.slow("n", "long prompt", 104.0 + at_once) and watch.slow("n", "long prompt", 104.1 + at_once)
+    assert watch.slow("n", "long prompt", 104.1 + at_once / 3, 1 / 3) and not watch.slow("n", "gone", 200.0)
+    assert not watch.unlike_others("n", "slow", 104.0), "it makes all others at 30 a second"
+    for _ in range(LEAST_ENDED):
+        watch.made("n", 100, 1.0)
+    assert watch.unlike_others("n", "slow", 104.0) and not watch.unlike_others("other", "slow", 104.0)
+
+
 def test_who_is_late() -> None:
     watch = watch_of(*[0.2] * LEAST_ENDED)
     assert not watch.late("n") and not watch.late("new")
