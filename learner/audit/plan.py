@@ -105,8 +105,8 @@ def kind_test(calibration: Calibration, kind: NodeArithmetic, false_alarm: float
 @dataclass
 class AuditPlan:
     """`kind_of(peer)`: what a node says of itself; None when it says nothing now. `calibrates()`: whether trusted nodes are
-    looked at now, to measure. `on_alert()`: whether all is checked that is waited
-    for. `secret`: 16 bytes or more that no node knows."""
+    looked at now, to measure. `on_alert()`: whether what is longer
+    than usual is checked while it is waited for. `secret`: 16 bytes or more that no node knows."""
 
     secret: bytes
     epoch: int
@@ -165,15 +165,18 @@ class AuditPlan:
 
     def running(self, group_id: int, trajectory: Trajectory) -> int:
         """What there is of a completion that `looks_at` named is checked at once: what is chosen of it, and of a long one what
-        its makers' allowances have room for; on alert all. The rest is checked when it has ended. The tokens read for it."""
+        its makers' allowances have room for; on alert all of it. The rest is checked when it has ended. Tokens that are read."""
         key, made, ids = LookKey(group_id, trajectory.seed), list(parts_of(trajectory)), trajectory.completion_ids
         long = tokens_of(made) >= self._long.least
         left = [part for part in self._looks.behind(key, ids, made) if self._has_state(trajectory, part)]
+        tokens = len(trajectory.prompt_ids) + len(ids)
+        if left and not self._waiting.takes_first(_most_of(left), tokens):
+            return 0  # it is looked at when there is room again
         alert = self.on_alert()
         parts = [part for part in left if self._chosen(part, key, alert=alert) or self._takes_long(part, trajectory, long)]
         self._looks.looked(key, ids, parts)  # before: it may be dropped at once
         self._check(key, trajectory, parts, soon=True, first=True)
-        return len(trajectory.prompt_ids) + len(ids) if parts else 0
+        return tokens if parts else 0
 
     def remade(self, node: str) -> None:
         """What this node makes under way is made again."""
@@ -336,10 +339,7 @@ class AuditPlan:
         return part.version.epoch == self.epoch and not (self._kind(part.node).keeps and run.first > begun)
 
     def _wait(self, check: Check, *, soon: bool, first: bool) -> None:
-        by_node = Counter[str]()
-        for part in check.parts:
-            by_node[part.node] += part.stop - part.first
-        node = by_node.most_common(1)[0][0]
+        node = _most_of(check.parts)
         self._waiting.add(node, check, soon=soon or self.all_of(node), first=first)
 
     def _drop(self, check: Check) -> None:
@@ -373,6 +373,14 @@ class AuditPlan:
         if kind not in tests:
             tests[kind] = kind_test(self.calibration, kind, self.false_alarm, len(tests))
         return tests[kind]
+
+
+def _most_of(parts: Iterable[MadePart]) -> str:
+    """The node that made most of these."""
+    by_node = Counter[str]()
+    for part in parts:
+        by_node[part.node] += part.stop - part.first
+    return by_node.most_common(1)[0][0]
 
 
 UNTOLD = ToldKind(NodeArithmetic("unknown", "unknown", "unknown"))

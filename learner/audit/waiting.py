@@ -57,7 +57,7 @@ class WaitingLines(Generic[Waits]):
         """It waits, unless its node has as much waiting as it may; what comes first takes the place of what does not. When all
         places are taken the kind with most gives one up, and of its nodes the one with most."""
         waits = sum(kind[node].tokens for kind in self._kinds if node in kind)
-        for kind in self._kinds[:2] if first else ():
+        for kind in self._kinds[:2] if first and self.takes_first(node, item.length) else ():
             while waits + item.length > self.peer_tokens and node in kind:
                 lost = self._take(kind, node, newest=True)
                 waits -= lost.length
@@ -72,6 +72,11 @@ class WaitingLines(Generic[Waits]):
         while self.tokens > self.most_tokens:
             most = max(self._kinds, key=lambda kind: sum(of.tokens for of in kind.values()))
             self.dropped(self._take(most, max(most, key=lambda name: most[name].tokens), newest=True))
+
+    def takes_first(self, node: str, tokens: int) -> bool:
+        """Whether there is room for so many of a node's tokens beside what comes first of its own."""
+        line = self._kinds[2].get(node)
+        return line is None or line.tokens + tokens <= self.peer_tokens
 
     def next(self, most_tokens: int) -> list[Waits]:
         """What has its turn, of so many tokens, one at least. [] when nothing waits."""

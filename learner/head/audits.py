@@ -109,7 +109,7 @@ class Audits:
         self.over = ""
         """why audits were given up; "" while they go on"""
         self._found_at = -math.inf
-        """when a node was found wrong last"""
+        """when something was found wrong last"""
         self.starts = self._answers = 0
         run.trust.checks(True, share)
 

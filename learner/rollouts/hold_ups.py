@@ -37,7 +37,7 @@ SURE, SURE_OF = 0.75, 8
 then all members of a group are moved at once, and sooner."""
 
 MOST_MOVES = 4
-"""Times that a sequence is moved early at the most that goes on each time: it loses nothing by that but a prefill."""
+"""Times that a sequence is moved early at the most that comes slowly: it goes on elsewhere, and loses nothing but a prefill."""
 
 RECENT_S = 30.0
 """Seconds after a hold-up for which what was moved goes to those who deliver."""
@@ -165,13 +165,14 @@ class HoldUps:
         for known in (self._moved, self._groups):
             forget_oldest(known)
 
-    def may_move(self, member: str, *, sure: bool = False, again: bool = False) -> bool:
-        """Whether it may be moved early: each once, or MOST_MOVES times (`again`: it goes on, and slowly); one member of a group
-        first, and the others when that one ended at once. All of them wait for a long prompt. Where `sure`, all at once."""
+    def may_move(self, member: str, *, sure: bool = False, slow: bool = False) -> bool:
+        """Whether it may be moved early: each once; one member of a group first, and the others when that one ended at once,
+        since all of them wait for a long prompt. Where `sure`, all at once. One that has begun, and is `slow`, at once and
+        MOST_MOVES times."""
         moved = self._moved.get(member)
         if moved is not None:
-            return again and moved.times < MOST_MOVES
-        return sure or self._groups.get(_group(member), _Tried.AT_ONCE) is _Tried.AT_ONCE
+            return slow and moved.times < MOST_MOVES
+        return sure or slow or self._groups.get(_group(member), _Tried.AT_ONCE) is _Tried.AT_ONCE
 
     def ended(self, node: str, member: str, now: float, at_once_s: float, late: bool) -> str:
         """`node` ended it as asked. Whom that shows to have held it up, once too often, or "": it took no longer than `at_once_s`

@@ -293,7 +293,7 @@ class Rescue:
         share = HURRY if sure else 1.0
         early = self._silences.early(node, request_id, now, share)
         slow = self._silences.slow(node, request_id, now, share)
-        return (early or slow) and self._hold_ups.may_move(member_name(request_id), sure=sure, again=slow)
+        return (early or slow) and self._hold_ups.may_move(member_name(request_id), sure=sure, slow=slow)
 
     def _avoid(self, peer: str, request_id: str, now: float) -> None:
         """It does not come back to this node for AVOID_S while another may have it."""

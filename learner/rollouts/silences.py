@@ -35,8 +35,9 @@ EARLY_S, EARLY_USUALS = 0.7, 4.0
 """A sequence is early behind after so many seconds without progress, and so many times what is usual: not so long that it is
 its node's fault, and long enough to have it made elsewhere."""
 
-SLOWER = 3.0
-"""A sequence is early behind, too, that comes so many times slower than is usual: the share by which nodes give way."""
+SLOWER, SLOW_SHARE = 3.0, 0.5
+"""A sequence is early behind, too, that comes so many times slower than is usual, the share by which nodes give way, after so
+much of the time: it is seen to be slow, where who is silent may begin at any moment."""
 
 LOOKS = 150
 """Looks, some five minutes of them, of which the least counts as usual for that: most of the nodes, late all at once, would else
@@ -194,14 +195,14 @@ class SilenceWatch:
 
     def slow(self, node: str, request_id: str, now: float, share: float = 1.0) -> bool:
         """Whether it has come SLOWER times slower than is usual, for as long as is early."""
-        return self._slower(node, request_id, now, self.usual_rate, share)
+        return self._slower(node, request_id, now, self.usual_rate, min(share, SLOW_SHARE))
 
     def unlike_others(self, node: str, request_id: str, now: float) -> bool:
         """Whether it has come so much slower than what this node makes: a slow device is nobody's fault."""
         own = self._rates_of.get(node)
-        return own is not None and self._slower(node, request_id, now, median(own))
+        return own is not None and self._slower(node, request_id, now, median(own), SLOW_SHARE)
 
-    def _slower(self, node: str, request_id: str, now: float, rate: float, share: float = 1.0) -> bool:
+    def _slower(self, node: str, request_id: str, now: float, rate: float, share: float) -> bool:
         seen = self._seen.get((node, request_id))
         if seen is None or not seen.begun:
             return False

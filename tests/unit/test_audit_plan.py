@@ -297,4 +297,9 @@ def test_a_nodes_lines_together_are_bounded() -> None:
             waiting.add("a", check_of("a", 10, i), **more)
     assert waiting.tokens == waiting.first_tokens == 100 and len(lost) == 20, "what comes first takes the place of what does not"
     waiting.add("a", check_of("a", 10, 10), soon=True)
-    assert waiting.first_tokens == 100 and len(lost) == 21
+    assert waiting.first_tokens == 100 and len(lost) == 21 and not waiting.takes_first("a", 10) and waiting.takes_first("b", 500)
+    other, lost = lines(peer_tokens=100, most_tokens=1000)
+    other.add("a", check_of("a", 60, 0), soon=True, first=True)
+    other.add("a", check_of("a", 30, 1), soon=True)
+    other.add("a", check_of("a", 60, 2), soon=True, first=True)
+    assert other.tokens == 90 and len(lost) == 1, "what finds no place beside its own takes none of others"

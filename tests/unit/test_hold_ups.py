@@ -130,9 +130,9 @@ def test_where_it_was_the_nodes_nearly_always_whole_groups_are_moved(late: int, 
     assert not hold_ups.may_move("99.1") and hold_ups.may_move("99.1", sure=True)
     assert not hold_ups.may_move("99.0", sure=True), "each once"
     for _ in range(MOST_MOVES - 1):
-        assert hold_ups.may_move("99.0", again=True), "it goes on, and slowly"
+        assert hold_ups.may_move("99.0", slow=True), "it goes on elsewhere"
         hold_ups.moved("n", "99.0", 4.0)
-    assert not hold_ups.may_move("99.0", again=True)
+    assert not hold_ups.may_move("99.0", slow=True) and hold_ups.may_move("99.1", slow=True), "that is no long prompt"
 
 
 def test_what_was_moved_sooner_shows_nothing() -> None:

@@ -15,6 +15,7 @@ from learner.rollouts.silences import (
     MANY_S,
     NEARLY_ALL,
     RECENT,
+    SLOW_SHARE,
     USUAL,
     USUALS,
     SilenceWatch,
@@ -80,7 +81,8 @@ def test_what_comes_slowly_is_early_behind_and_is_unlike_others_where_its_node_m
     assert watch.usual_rate == 100.0
     assert watch.slow("n", "slow", 104.0) and not watch.slow("n", "quick", 104.0)
     assert not watch.slow("n", "silent", 104.0), "it has not begun: that is silence"
-    assert not watch.slow("n", "long prompt", 104.0 + at_once) and watch.slow("n", "long prompt", 104.1 + at_once)
+    soon = 104.0 + SLOW_SHARE * at_once
+    assert not watch.slow("n", "long prompt", soon) and watch.slow("n", "long prompt", soon + 0.1)
     assert watch.slow("n", "long prompt", 104.1 + at_once / 3, 1 / 3) and not watch.slow("n", "gone", 200.0)
     assert not watch.unlike_others("n", "slow", 104.0), "it makes all others at 30 a second"
     for _ in range(LEAST_ENDED):
