@@ -105,8 +105,8 @@ def kind_test(calibration: Calibration, kind: NodeArithmetic, false_alarm: float
 @dataclass
 class AuditPlan:
     """`kind_of(peer)`: what a node says of itself; None when it says nothing now. `calibrates()`: whether trusted nodes are
-    looked at now, to measure. `on_alert()`: whether what is longer
-    than usual is checked while it is waited for. `secret`: 16 bytes or more that no node knows."""
+    looked at now, to measure. `on_alert()`: whether what is longer than usual is checked while it is waited for. `secret`: 16
+    bytes or more that no node knows."""
 
     secret: bytes
     epoch: int

@@ -122,7 +122,7 @@ class Rollouts:
         self.collector.credible = self._conduct.credible
         self.rescue = Rescue(
             self.collector, self.buffers, self._conduct, stall_s=settings.stall_s, beside=lambda: self.beside, report=report,
-            cancel=self.cancel, send=send, giving_way=self.steering.giving_way,
+            cancel=self.cancel, send=send, giving_way=self.steering.giving_way, moves_slow=not settings.finish_s,
         )  # fmt: skip
         for group in left.go_on:
             self._take_up(group)

@@ -58,16 +58,17 @@ TAKEN_EARLY_S = 1.0
 
 
 class Rescue:
-    """`beside()` is what nodes hold beside training; `cancel` tells nodes to stop, `send(peer, message)` anything else."""
+    """`beside()` is what nodes hold beside training; `cancel` tells nodes to stop, `send(peer, message)` anything else.
+    `moves_slow`: whether what only comes slowly may go on elsewhere, under another version perhaps."""
 
     def __init__(
         self, collector: Collector, buffers: TrainingBuffers, conduct: NodeConduct, *, stall_s: float,
         beside: Callable[[], BesideTraining], report: Callable[[str, Refusal], None], cancel: Callable[[Cancel], None],
-        send: Callable[[str, object], None], giving_way: GivingWay | None = None,
+        send: Callable[[str, object], None], giving_way: GivingWay | None = None, moves_slow: bool = True,
     ) -> None:  # fmt: skip
         self._collector, self._buffers, self._conduct, self._beside = collector, buffers, conduct, beside
         self._report, self._cancel, self._send = report, cancel, send
-        self._giving_way = giving_way or GivingWay()
+        self._giving_way, self._moves_slow = giving_way or GivingWay(), moves_slow
         self._stalls, self._paces, self._first_tries = StallWatch(stall_s), PaceWatch(), FirstTries()
         self._silences, self._silences_beside = SilenceWatch(), SilenceWatch()
         self._deliveries = Deliveries()
@@ -292,7 +293,7 @@ class Rescue:
         """Whether it is silent, or comes slowly, at a node whose word counts, and may be moved for that."""
         share = HURRY if sure else 1.0
         early = self._silences.early(node, request_id, now, share)
-        slow = self._silences.slow(node, request_id, now, share)
+        slow = self._moves_slow and self._silences.slow(node, request_id, now, share)
         return (early or slow) and self._hold_ups.may_move(member_name(request_id), sure=sure, slow=slow)
 
     def _avoid(self, peer: str, request_id: str, now: float) -> None:
