@@ -320,12 +320,12 @@ class Collector:
         if finish and group.sampling.turns is not None:
             self.books.release(group, index)
             self.books.ask(group, index, over(group, member))
-            return Accepted(event.request_id, count, None, cancel, tuple(member.gave_up), member.made_here, member.since)
+            return Accepted(event.request_id, count, cancel=cancel, gave_up=tuple(member.gave_up), stay=member.stay)
         if finish:
             member.finish = finish
             self.books.stop(group, index)
             whole = self.books.whole(group)
-            return Accepted(event.request_id, count, whole, cancel, tuple(member.gave_up), member.made_here, member.since)
+            return Accepted(event.request_id, count, whole, cancel, gave_up=tuple(member.gave_up), stay=member.stay)
         if event.finish == "interrupt":
             old = self.books.release(group, index)
             return Requeued(group.request_name(index), old, None, count, since=member.since, made=member.made_here)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from learner.journal.records import ReservedGroup
 from learner.rollouts.event_checks import Expected, event_fault
 from learner.rollouts.group_spec import GroupSpec
-from learner.rollouts.outcomes import Sampling
+from learner.rollouts.outcomes import Sampling, Stay
 from learner.tasks.port import Score
 from learner.trajectory import Finish, Gap, Maker, Trajectory
 from p2p.protocol.rollout import Completion, Generate, TokenEvent
@@ -71,6 +71,11 @@ class RunningSample:
     def made_here(self) -> int:
         """Completion tokens that were made since it was last given to a node."""
         return len(self.completion.ids) - self.had
+
+    @property
+    def stay(self) -> Stay:
+        """At the node that has it, or had it last."""
+        return Stay(self.made_here, self.since)
 
     @property
     def waits(self) -> bool:

@@ -65,6 +65,19 @@ class WholeGroup:
     """what nodes still do for members that it did not need"""
 
 
+class Stay(NamedTuple):
+    """What a sequence came to at the node that has it."""
+
+    tokens: int = 0
+    """that were made there"""
+    since: float = 0.0
+    """when the node was given it"""
+
+
+NO_STAY = Stay()
+"""Nothing has ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """Tokens were appended; `tokens` of them. `whole` is the group when this was the last token that it needed. `cancel` is what
@@ -76,10 +89,8 @@ class Accepted:
     cancel: Cancel = ()
     gave_up: tuple[str, ...] = ()
     """nodes that had said they could not do what ended here"""
-    made: int = 0
-    """tokens that this node made of what ended here"""
-    since: float = 0.0
-    """when it was given that"""
+    stay: Stay = NO_STAY
+    """of what ended here"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,14 +236,14 @@ class Rescue:
         """A sequence, or a turn of it, ended as asked at `peer`: to its credit, and not to that of nodes that had given it up."""
         late = self._silences.late(peer)
         self._silences.ended(peer, request_id, now)
-        self._silences.made(peer, what.made, now - what.since)
+        self._silences.made(peer, what.stay.tokens, now - what.stay.since)
         made = self._collector.tokens_by_node.get(peer, 0)
         self._conduct.ended(peer, made - self._credited.get(peer, 0))
         self._credited[peer] = made
         self._giving_way.ended(peer, made)
         self.ended[peer] += 1
         self._all_ended[peer] += 1
-        at_once_s = self._silences.at_once_s + (SLOWER * what.made / rate if (rate := self._silences.usual_rate) else 0.0)
+        at_once_s = self._silences.at_once_s + (SLOWER * what.stay.tokens / rate if (rate := self._silences.usual_rate) else 0.0)
         if other := self._hold_ups.ended(peer, member_name(request_id), now, at_once_s, late):
             self._conduct.doubt(other, f"held up {request_id}, which another node made at once, and others before")
         for other in self._given_up.made(request_id, peer, what.gave_up, self._conduct.delivered):

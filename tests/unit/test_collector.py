@@ -11,7 +11,7 @@ import pytest
 from learner.journal.records import Piece
 from learner.rollouts.collector import Collector
 from learner.rollouts.group import ATTEMPTS, first_attempt
-from learner.rollouts.outcomes import Accepted, EventRefused, GroupAborted, Ignored, Requeued, Sampling, WholeGroup
+from learner.rollouts.outcomes import Accepted, EventRefused, GroupAborted, Ignored, Requeued, Sampling, Stay, WholeGroup
 from learner.tasks.port import Score
 from learner.trajectory import Group
 from p2p.protocol.rollout import Span, TokenEvent
@@ -46,7 +46,7 @@ def test_a_group_finishes_with_its_last_member() -> None:
     assert (request.max_new_tokens, request.stop_ids, request.temperature, request.top_p) == (4, (STOP,), 0.7, 0.9)
     collector.assign("3.1.0", "b")
     assert collector.pending() == [] and collector.working("a") == ["3.0.0"]
-    assert collector.tokens("a", tokens("3.0.0", 0, [1, STOP], finish="stop")) == Accepted("3.0.0", 2)
+    assert collector.tokens("a", tokens("3.0.0", 0, [1, STOP], finish="stop")) == Accepted("3.0.0", 2, stay=Stay(2))
     assert collector.tokens("b", tokens("3.1.0", 0, [1, 2], V5)) == Accepted("3.1.0", 2)
     done = collector.tokens("b", tokens("3.1.0", 2, [3, 4], V6, "length"))
     assert isinstance(done, Accepted) and done.whole is not None

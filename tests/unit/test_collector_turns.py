@@ -12,7 +12,7 @@ from learner.journal.records import Piece
 from learner.rollouts.collector import Collector
 from learner.rollouts.episodes import LIVES
 from learner.rollouts.group import first_attempt
-from learner.rollouts.outcomes import Accepted, BegunAnew, GroupAborted, Ignored, Sampling, TurnLimits, WholeGroup
+from learner.rollouts.outcomes import Accepted, BegunAnew, GroupAborted, Ignored, Sampling, Stay, TurnLimits, WholeGroup
 from learner.tasks.port import EpisodeEnd, Score
 from learner.trajectory import Gap
 from p2p.protocol.rollout import Span, TokenEvent
@@ -44,7 +44,7 @@ def asked(collector: Collector) -> list[Episode]:
 
 def first_turn(collector: Collector, node: str = "a") -> None:
     collector.assign("3.0.0", node)
-    assert collector.tokens(node, tokens("3.0.0", 0, [1, STOP], finish="stop")) == Accepted("3.0.0", 2)
+    assert collector.tokens(node, tokens("3.0.0", 0, [1, STOP], finish="stop")) == Accepted("3.0.0", 2, stay=Stay(2))
 
 
 def test_a_turn_that_ends_waits_for_its_environment_and_for_no_node() -> None:
