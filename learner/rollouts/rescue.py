@@ -68,9 +68,9 @@ class Rescue:
     ) -> None:  # fmt: skip
         self._collector, self._buffers, self._conduct, self._beside = collector, buffers, conduct, beside
         self._report, self._cancel, self._send = report, cancel, send
-        self._giving_way, self._moves_slow = giving_way or GivingWay(), moves_slow
+        self._giving_way = giving_way or GivingWay()
         self._stalls, self._paces, self._first_tries = StallWatch(stall_s), PaceWatch(), FirstTries()
-        self._silences, self._silences_beside = SilenceWatch(), SilenceWatch()
+        self._silences, self._silences_beside = SilenceWatch(sees_slow=moves_slow), SilenceWatch()
         self._deliveries = Deliveries()
         self._looked = self._hedged = float("inf")
         """when that was done last"""
@@ -207,12 +207,9 @@ class Rescue:
                 continue
             self._take(Stall(hedge.node, (hedge.request_id,), "the trainer waits for it"), now, avoid=way is not Way.PAUSED)
             if hedge.early:
-                silent = self._silences.early(hedge.node, hedge.request_id, now)
-                blamed = silent or self._silences.unlike_others(hedge.node, hedge.request_id, now)
-                sooner = not (silent or self._silences.slow(hedge.node, hedge.request_id, now))
-                self._hold_ups.moved(
-                    hedge.node if way is Way.EARLY and blamed else "", member_name(hedge.request_id), now, sooner=sooner
-                )
+                says = self._silences.moved_early(hedge.node, hedge.request_id, now)
+                blamed = hedge.node if way is Way.EARLY and says.blames else ""
+                self._hold_ups.moved(blamed, member_name(hedge.request_id), now, sooner=not says.shows)
             if way in (Way.TAKE, Way.EARLY):
                 self._silences.taken(hedge.node)
             if way in (Way.QUEUED, Way.EARLY):
@@ -293,7 +290,7 @@ class Rescue:
         """Whether it is silent, or comes slowly, at a node whose word counts, and may be moved for that."""
         share = HURRY if sure else 1.0
         early = self._silences.early(node, request_id, now, share)
-        slow = self._moves_slow and self._silences.slow(node, request_id, now, share)
+        slow = self._silences.slow(node, request_id, now, share)
         return (early or slow) and self._hold_ups.may_move(member_name(request_id), sure=sure, slow=slow)
 
     def _avoid(self, peer: str, request_id: str, now: float) -> None:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 from p2p.forgetting import forget_oldest, renewed
 
@@ -72,10 +73,21 @@ class _Seen:
     """tokens since it was seen first"""
 
 
-class SilenceWatch:
-    """`look` is called every few seconds with all that nodes hold, `ended` with what ends as asked, and `behind` at any time."""
+class Early(NamedTuple):
+    """What a sequence says that is moved early."""
 
-    def __init__(self) -> None:
+    shows: bool
+    """what becomes of it shows whose fault it was"""
+    blames: bool
+    """its node is to blame, if another one makes it at once"""
+
+
+class SilenceWatch:
+    """`look` is called every few seconds with all that nodes hold, `ended` with what ends as asked, and `behind` at any time.
+    `sees_slow`: whether what comes slowly counts."""
+
+    def __init__(self, *, sees_slow: bool = True) -> None:
+        self._sees_slow = sees_slow
         self._seen: dict[tuple[str, str], _Seen] = {}
         self._ended: deque[float] = deque(maxlen=RECENT)
         self._sorted: list[float] = []
@@ -197,6 +209,11 @@ class SilenceWatch:
         """Whether it has come SLOWER times slower than is usual, for as long as is early."""
         return self._slower(node, request_id, now, self.usual_rate, min(share, SLOW_SHARE))
 
+    def moved_early(self, node: str, request_id: str, now: float) -> Early:
+        """It is moved now, as early or sooner."""
+        silent = self.early(node, request_id, now)
+        return Early(silent or self.slow(node, request_id, now), silent or self.unlike_others(node, request_id, now))
+
     def unlike_others(self, node: str, request_id: str, now: float) -> bool:
         """Whether it has come so much slower than what this node makes: a slow device is nobody's fault."""
         own = self._rates_of.get(node)
@@ -204,7 +221,7 @@ class SilenceWatch:
 
     def _slower(self, node: str, request_id: str, now: float, rate: float, share: float) -> bool:
         seen = self._seen.get((node, request_id))
-        if seen is None or not seen.begun:
+        if seen is None or not seen.begun or not self._sees_slow:
             return False
         # Who began at once is slow from the beginning; else its prompt was long.
         lasts_s = now - (seen.since if seen.begun_at - seen.since <= self.at_once_s else seen.begun_at)

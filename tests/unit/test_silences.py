@@ -87,6 +87,7 @@ def test_what_comes_slowly_is_early_behind_and_is_unlike_others_where_its_node_m
     assert not watch.unlike_others("n", "slow", 104.0), "it makes all others at 30 a second"
     for _ in range(LEAST_ENDED):
         watch.made("n", 100, 1.0)
+    assert watch.moved_early("n", "slow", 104.0) == (True, True) and watch.moved_early("n", "quick", 104.0) == (False, False)
     assert watch.unlike_others("n", "slow", 104.0) and not watch.unlike_others("other", "slow", 104.0)
 
 
