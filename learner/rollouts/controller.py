@@ -30,7 +30,7 @@ from learner.rollouts.idle_runs import IdleRuns
 from learner.rollouts.outcomes import Accepted, BegunAnew, Cancel, EventRefused, GroupAborted, Ignored, Requeued, WholeGroup
 from learner.rollouts.recovery import LeftOver, place, plan_resume
 from learner.rollouts.redundancy import Redundancy
-from learner.rollouts.rescue import HEDGE_S, Rescue
+from learner.rollouts.rescue import Rescue, hedge_pause_s
 from learner.rollouts.rewarding import scored_by
 from learner.rollouts.steering import Steering
 from learner.standing.port import NobodyDoubted, NodeConduct
@@ -216,11 +216,11 @@ class Rollouts:
     async def keep_hedged(self) -> None:
         """For ever: nothing that the trainer waits for stays with a node that need not be waited for."""
         while True:
-            await trio.sleep(HEDGE_S)
-            taken = self.rescue.taken
-            self.rescue.hedge(self._now(), self._nodes)
+            began, taken = self._now(), self.rescue.taken
+            self.rescue.hedge(began, self._nodes)
             if self.rescue.taken > taken:
                 self.need_dispatch()
+            await trio.sleep(hedge_pause_s(self._now() - began))
 
     @property
     def held_back(self) -> bool:

@@ -40,8 +40,11 @@ ANSWER_S = 10.0
 taken by force."""
 
 HEDGE_S = 0.25
-"""Seconds that the trainer waits before what holds it up is taken from strangers, and from others what is behind; and between two
-looks at that."""
+"""Seconds that the trainer waits before what holds it up is taken from strangers, and from others what is behind."""
+
+HEDGE_LEAST_S, HEDGE_SHARE = 0.1, 20.0
+"""Seconds between two looks at that at the least, and so many times as long as the last one took: 5 % of the time, until a look
+takes a twentieth of HEDGE_S, which is the most. With a thousand nodes it does."""
 
 LATE_HEDGE_S, LATE_LOOK_S = 1.0, 4.0
 """Seconds since the last look after which nothing counts as silent: this process stood still, and has not read what came."""
@@ -179,7 +182,7 @@ class Rescue:
 
     def hedge(self, now: float, nodes: Callable[[], Iterable[NodeView]]) -> None:
         """Take what holds up the step for which the trainer waits from nodes whose word does not count, and what is behind from
-        others, where another one whose word counts has a free place. To be called every HEDGE_S."""
+        others, where another one whose word counts has a free place. To be called every `hedge_pause_s`."""
         ledger, step, on_time = self._buffers.ledger, self._buffers.awaited, now - self._hedged < LATE_HEDGE_S
         self._hedged = now
         if step is None or step != ledger.step or ledger.ready(step):
@@ -341,6 +344,11 @@ class Rescue:
                 (self._avoided if avoid else self._spared)[stall.node, member_name(request_id)] = now
         self.taken += len(stall.request_ids)
         self._cancel(tuple((stall.node, request_id) for request_id in stall.request_ids))
+
+
+def hedge_pause_s(took_s: float) -> float:
+    """Seconds until the next look at what the trainer waits for, where the last one took so long."""
+    return min(max(HEDGE_LEAST_S, HEDGE_SHARE * took_s), HEDGE_S)
 
 
 def _not_early(node: str, request_id: str) -> bool:
