@@ -39,6 +39,9 @@ then all members of a group are moved at once, and sooner."""
 MOST_MOVES = 4
 """Times that a sequence is moved early at the most that comes slowly: it goes on elsewhere, and loses nothing but a prefill."""
 
+SURE_MOVES = 2
+"""The same of one that is silent where it is SURE to be the nodes: who has it next may be one of them."""
+
 RECENT_S = 30.0
 """Seconds after a hold-up for which what was moved goes to those who deliver."""
 
@@ -167,11 +170,11 @@ class HoldUps:
 
     def may_move(self, member: str, *, sure: bool = False, slow: bool = False) -> bool:
         """Whether it may be moved early: each once; one member of a group first, and the others when that one ended at once,
-        since all of them wait for a long prompt. Where `sure`, all at once. One that has begun, and is `slow`, at once and
-        MOST_MOVES times."""
+        since all of them wait for a long prompt. Where `sure`, all at once, and SURE_MOVES times. One that has begun, and is
+        `slow`, at once and MOST_MOVES times."""
         moved = self._moved.get(member)
         if moved is not None:
-            return slow and moved.times < MOST_MOVES
+            return moved.times < (MOST_MOVES if slow else SURE_MOVES if sure else 1)
         return sure or slow or self._groups.get(_group(member), _Tried.AT_ONCE) is _Tried.AT_ONCE
 
     def ended(self, node: str, member: str, now: float, at_once_s: float, late: bool) -> str:
