@@ -26,6 +26,7 @@ from learner.rollouts.outcomes import Accepted, Cancel, Requeued
 from learner.rollouts.paces import STAYS, PaceWatch
 from learner.rollouts.silences import HELD_UP_S, HURRY, MANY_S, SLOWER, SilenceWatch
 from learner.rollouts.stalls import Stall, StallWatch
+from learner.rollouts.strangers_time import StrangersTime
 from learner.standing.port import NodeConduct
 from p2p.errors import Refusal
 from p2p.forgetting import forget_oldest
@@ -89,7 +90,7 @@ class Rescue:
         """sequences that ended as asked, by node"""
         self._all_ended: Counter[str] = Counter()
         """the same with those beside training"""
-        self._given_up, self._hold_ups = GivenUp(), HoldUps()
+        self._given_up, self._hold_ups, self._strangers_time = GivenUp(), HoldUps(), StrangersTime()
         self._credited: dict[str, int] = {}
         """tokens of each node that its standing knows of"""
         self.taken = 0
@@ -204,7 +205,8 @@ class Rescue:
             asked=self._asked, spared=self._spared, fault_s=self._fault_s,
         )  # fmt: skip
         doubted: dict[str, str] = {}
-        for hedge, way, doubt in moves(hedges, fleet, now):
+        found = self._strangers_time.look(moves(hedges, fleet, now), now, self._conduct.doubted)
+        for hedge, way, doubt in found:
             if way is Way.ASK:
                 self.ask_back(hedge.node, (hedge.request_id,), now)
                 continue
@@ -237,6 +239,8 @@ class Rescue:
         late = self._silences.late(peer)
         self._silences.ended(peer, request_id, now)
         self._silences.made(peer, what.stay.tokens, now - what.stay.since)
+        if self._conduct.credible(peer):
+            self._strangers_time.stayed(now - what.stay.since)
         made = self._collector.tokens_by_node.get(peer, 0)
         self._conduct.ended(peer, made - self._credited.get(peer, 0))
         self._credited[peer] = made
