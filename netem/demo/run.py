@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import shutil
 import signal
 import time
@@ -140,6 +141,7 @@ class Demo:
             config.write_text(dump_toml(build_config(settings, "demo").model_dump()))
         flags = ["--resume"] if self.args.resume else []
         learner = self.children.start("learner", "learner", str(config), "--json", *flags)
+        self.args.interrupted_hint = f": go on with {self.go_on}"
         self._wait_ready(learner)
         if self.args.spot:
             warm_up()
@@ -157,10 +159,20 @@ class Demo:
         if learner.returncode != 0:
             raise ShoalError(
                 f"the learner ended with status {learner.returncode}: {learner.last_line()} "
-                f"(go on with: shoal demo --resume --run-dir {self.run_dir})"
+                f"(go on with: {self.go_on})"
             )
         self._end_nodes(there={node["name"] for node in summary["nodes"] if node["alive"]})
         return self._result(summary)
+
+    @property
+    def go_on(self) -> str:
+        """The command that goes on with this demo once it was stopped."""
+        args, usual = self.args, SPOT_NODES if self.args.spot else NODES
+        words = ["shoal demo --resume --run-dir", shlex.quote(str(self.run_dir))]
+        words += ["--recipe", self.recipe.name] if self.recipe.name != "reverse" else []
+        for flag, value in (("--steps", args.steps), ("--nodes", args.nodes * (args.nodes != usual)), ("--seed", args.seed)):
+            words += [flag, str(value)] if value else []
+        return " ".join([*words, *(["--spot"] if args.spot else [])])
 
     def _build(self, model: Path) -> None:
         builder = self.children.start("build", str(model), self.recipe.name, str(self.args.seed), module=BUILDER)
