@@ -162,8 +162,11 @@ class HoldUps:
         """It was moved from `node`, which was silent for longer than is usual, but not for so long that it must be its fault.
         `sooner`: nor for as long as is early, so that it shows nothing of anybody."""
         self.noticed(now)
-        times = self._moved[member].times if member in self._moved else 0
-        self._moved[member] = _Moved("" if sooner else node, now, not sooner, times + 1)  # node "": nobody is to blame
+        before = self._moved.get(member)
+        if before is not None and sooner:  # what is moved again shows of the first one what it showed
+            self._moved[member] = before._replace(at=now, times=before.times + 1)
+        else:  # node "": nobody is to blame
+            self._moved[member] = _Moved("" if sooner else node, now, not sooner, before.times + 1 if before else 1)
         self._groups.setdefault(_group(member), _Tried.UNDER_WAY)
         for known in (self._moved, self._groups):
             forget_oldest(known)

@@ -188,25 +188,32 @@ class Rescue:
         self._hedged = now
         if step is None or step != ledger.step or ledger.ready(step):
             self._waits = None
+            self._strangers_time.rests(now)
             return
         self._waits = now if self._waits is None else self._waits
         self._silences.alert = self._conduct.on_alert()
         if now - self._waits < HEDGE_S:
+            self._strangers_time.rests(now)
             return
         behind = partial(self._silences.behind, now=now, least=self._paces.least) if on_time else _not_behind
         sure = self._hold_ups.sure(now)
         self.waits_for(group for g in ledger.blockers() if (group := self._collector.books.groups.get(g)) is not None)
         early = partial(self._early, now=now, sure=sure) if on_time and self._hold_ups.worth_it(now) else _not_early
-        if not (hedges := to_hedge(ledger, self._collector, self._conduct.credible, behind, early)):
+        hedges = to_hedge(ledger, self._collector, self._conduct.credible, behind, early)
+        there = list(nodes()) if hedges else []
+        hedges = self._strangers_time.look(
+            hedges, now, places=any(free_places(there, self._conduct.credible, self._deliveries.last).values()),
+            asked=self._asked, doubted=self._conduct.doubted, holds=self._collector.holds,
+        )  # fmt: skip
+        if not hedges:
             return
         fleet = Fleet(
-            list(nodes()), credible=self._conduct.credible, doubted=self._conduct.doubted, ended=self.ended,
+            there, credible=self._conduct.credible, doubted=self._conduct.doubted, ended=self.ended,
             last_came=self._deliveries.last, delivers=self._delivers_beside_silent(now), begun=self._silences.begun,
             asked=self._asked, spared=self._spared, fault_s=self._fault_s,
         )  # fmt: skip
         doubted: dict[str, str] = {}
-        found = self._strangers_time.look(moves(hedges, fleet, now), now, self._conduct.doubted)
-        for hedge, way, doubt in found:
+        for hedge, way, doubt in moves(hedges, fleet, now):
             if way is Way.ASK:
                 self.ask_back(hedge.node, (hedge.request_id,), now)
                 continue
@@ -239,8 +246,7 @@ class Rescue:
         late = self._silences.late(peer)
         self._silences.ended(peer, request_id, now)
         self._silences.made(peer, what.stay.tokens, now - what.stay.since)
-        if self._conduct.credible(peer):
-            self._strangers_time.stayed(now - what.stay.since)
+        self._strangers_time.ended(peer, request_id, now - what.stay.since, counts=self._conduct.credible(peer))
         made = self._collector.tokens_by_node.get(peer, 0)
         self._conduct.ended(peer, made - self._credited.get(peer, 0))
         self._credited[peer] = made

@@ -9,10 +9,10 @@ follows for the node.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Sequence
 from statistics import median
 
-from learner.rollouts.hedging import HedgeMove, Way
+from learner.rollouts.hedging import Hedge
 from p2p.forgetting import forget_oldest
 
 LEAST_S = 0.1
@@ -25,16 +25,17 @@ RECENT = 64
 """Sequences that ended at those whose word counts, of which half stayed for as long as is usual or less."""
 
 SHARE = 0.05
-"""Of the time that the trainer waits, what it may wait for strangers for that. With a tenth of it, sixty who leave as somebody else
-with a wrong token each time left 0.63 to 0.70 of the pace in place of 0.81."""
+"""Of the time that the trainer waits, what it may wait for strangers for that; the seconds in which one answers that was asked for
+a sequence are part of it. With a tenth, sixty who leave a wrong token behind and are somebody else each time left 0.63 to 0.70 of
+the pace in place of 0.81."""
 
 MOST_PAUSE_S = 1.0
 """Seconds between two looks that count at the most."""
 
 
 class StrangersTime:
-    """`look` is called with what is to be taken, each time that it is looked at what the trainer waits for; `stayed` with the
-    seconds that a sequence was at its node when it ended, where the node's word counts."""
+    """While the trainer waits, `look` is called each time that it is looked at what for; else `rests`. `ended` hears of what ends
+    as asked."""
 
     def __init__(self) -> None:
         self._stays: deque[float] = deque(maxlen=RECENT)
@@ -45,41 +46,58 @@ class StrangersTime:
         self._looked = 0.0
         self._stay: set[tuple[str, str]] = set()
         """(node, request id) that were let stay at the last look, for longer than LEAST_S"""
+        self._waits = False
+        """whether the trainer has waited for strangers since the last look, where it need not"""
         self._in_vain: Counter[str] = Counter()
-        """node -> sequences that it did not end in the time that it had"""
+        """node -> sequences that it did not end in the time that it had; an end halves it"""
+        self._turns = 0
+        """how often strangers' time began"""
 
-    def stayed(self, seconds: float) -> None:
-        """One ended at a node whose word counts, after so long there."""
-        self._stays.append(seconds)
-        self._usual_s = None
+    def ended(self, node: str, request_id: str, lasted_s: float, *, counts: bool) -> None:
+        """It ended there as asked, after so many seconds. `counts`: whether the node's word does."""
+        self._stay.discard((node, request_id))
+        if node in self._in_vain:
+            self._in_vain[node] //= 2
+        if counts:
+            self._stays.append(lasted_s)
+            self._usual_s = None
 
-    def look(self, moves: Iterable[HedgeMove], now: float, doubted: Callable[[str], bool]) -> list[HedgeMove]:
-        """Which of `moves` are made now. Who is `doubted` has no time, and of the others those come first who had theirs in vain
-        seldom."""
+    def rests(self, now: float) -> None:
+        """The trainer waits for nobody."""
+        self._looked, self._waits = now, False
+        self._stay.clear()
+
+    def look(
+        self, hedges: Sequence[Hedge], now: float, *, places: bool, asked: Container[tuple[str, str]],
+        doubted: Callable[[str], bool], holds: Callable[[str, str], bool],
+    ) -> list[Hedge]:  # fmt: skip
+        """Which of `hedges` are to go elsewhere now. Without `places` elsewhere none is kept back, and nobody is waited for who
+        need not be. `asked`: (node, request id) whose node was asked for it; `holds`: whether the node has it still. Who is
+        `doubted` has no time, and of the others every other time those come first who had theirs in vain least often."""
         passed_s, self._looked = min(now - self._looked, MOST_PAUSE_S), now
         if self._usual_s is None:
             self._usual_s = median(self._stays)
         time_s = max(LEAST_S, USUALS * self._usual_s)
-        self._left_s = min(time_s, self._left_s + SHARE * passed_s - (passed_s if self._stay else 0.0))
-        made = list[HedgeMove]()
-        wait = list[HedgeMove]()
-        for move in moves:
-            held_s = now - move.hedge.since
-            if move.hedge.behind_s or move.hedge.early or move.way not in (Way.ASK, Way.TAKE):
-                made.append(move)
-            elif held_s >= LEAST_S:
-                (wait if held_s < time_s and not doubted(move.hedge.node) else made).append(move)
-        fewest = min((self._in_vain[move.hedge.node] for move in wait), default=0)
-        before, self._stay = self._stay, set()
-        for move in wait:
-            pair = (move.hedge.node, move.hedge.request_id)
-            begins = self._left_s >= time_s - LEAST_S and self._in_vain[move.hedge.node] == fewest
-            if pair in before or begins:
-                self._stay.add(pair)
-            else:
-                made.append(move)
-        for move in made:
-            if (move.hedge.node, move.hedge.request_id) in before:
-                self._in_vain[move.hedge.node] += 1
-                forget_oldest(self._in_vain)
-        return made
+        self._left_s = min(time_s, self._left_s + SHARE * passed_s - (passed_s if self._waits else 0.0))
+        theirs = [h for h in hedges if places and not h.behind_s and not h.early]
+        before, fresh = self._stay, {_pair(h) for h in theirs if now - h.since < LEAST_S}
+        may = [h for h in theirs if LEAST_S <= now - h.since < time_s and not doubted(h.node)]
+        begin = self._begin(may) if self._left_s >= time_s - LEAST_S else set()
+        self._stay = {_pair(h) for h in may} & (before | begin)
+        self._turns += not self._stay <= before
+        self._waits = bool(self._stay) or any(_pair(h) in asked for h in theirs)
+        taken = {_pair(h) for h in theirs} - self._stay
+        for node, request_id in before - self._stay:
+            if (node, request_id) in taken or not holds(node, request_id):
+                self._in_vain[node] += 1
+        forget_oldest(self._in_vain)
+        return [h for h in hedges if _pair(h) not in self._stay and _pair(h) not in fresh]
+
+    def _begin(self, may: Sequence[Hedge]) -> set[tuple[str, str]]:
+        """Whose time begins now."""
+        fewest = min((self._in_vain[h.node] for h in may), default=0)
+        return {_pair(h) for h in may if self._turns % 2 or self._in_vain[h.node] == fewest}
+
+
+def _pair(hedge: Hedge) -> tuple[str, str]:
+    return hedge.node, hedge.request_id

@@ -138,6 +138,16 @@ def test_where_it_was_the_nodes_nearly_always_whole_groups_are_moved(late: int, 
     assert not hold_ups.may_move("99.0", slow=True) and hold_ups.may_move("99.1", slow=True), "that is no long prompt"
 
 
+def test_a_second_move_forgives_nobody_the_first() -> None:
+    hold_ups = HoldUps()
+    blamed = []
+    for i in range(6):
+        hold_ups.moved("a", f"{i}.0", 2.0 * i)
+        hold_ups.moved("b", f"{i}.0", 2.0 * i + 0.6, sooner=True)
+        blamed.append(hold_ups.ended("m", f"{i}.0", 2.0 * i + 0.9, AT_ONCE_S, False))
+    assert "a" in blamed and "b" not in blamed
+
+
 def test_what_was_moved_sooner_shows_nothing() -> None:
     """Else one who is late would have those blamed who are three times slower than others, and be waited for no less."""
     hold_ups = with_others(HoldUps())
