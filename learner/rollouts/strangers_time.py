@@ -25,9 +25,9 @@ RECENT = 64
 """Sequences that ended at those whose word counts, of which half stayed for as long as is usual or less."""
 
 SHARE = 0.05
-"""Of the time that the trainer waits, what it may wait for strangers for that; the seconds in which one answers that was asked for
-a sequence are part of it. With a tenth, sixty who leave a wrong token behind and are somebody else each time left 0.63 to 0.70 of
-the pace in place of 0.81."""
+"""Of the time that the trainer waits, what it may wait for strangers for that; the seconds in which who was asked for a
+sequence answers are part of it. With a tenth, sixty who leave a wrong token behind and are somebody else each time left 0.63 to
+0.70 of the pace in place of 0.81."""
 
 MOST_PAUSE_S = 1.0
 """Seconds between two looks that count at the most."""
