@@ -26,7 +26,7 @@ def add_verb(actions: Any, verb: AddVerb) -> None:
                    help="only these networks, as net-1-17 is number 17 of seed 1; says every version")
     p.add_argument("--index", type=int, metavar="I", help="only this network of --seed")
     p.add_argument("--nodes", metavar="A,B", help="in place of drawn networks: swarms of so many equal nodes, with their control "
-                   "messages, and what simulating them took; 10000 take 11 GiB and an hour")
+                   "messages, and what simulating them took; 10000 take 11 GiB and hours")
     add_value(p, "--versions", 2, "N", "versions of each swarm of --nodes")
     p.add_argument("--chunk-kib", type=int, default=0, metavar="K", help="KiB of a chunk of --nodes (default: a publisher's)")
     p.add_argument("--known", action="store_true", help="the learner is told its uplink, and nodes remember theirs from "
