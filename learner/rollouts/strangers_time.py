@@ -78,7 +78,8 @@ class StrangersTime:
         if self._usual_s is None:
             self._usual_s = median(self._stays)
         time_s = max(LEAST_S, USUALS * self._usual_s)
-        self._left_s = min(time_s, self._left_s + SHARE * passed_s - (passed_s if self._waits else 0.0))
+        # No deeper in debt than one turn: those who are asked, again and again, would leave newcomers nothing for hours.
+        self._left_s = max(-time_s, min(time_s, self._left_s + SHARE * passed_s - (passed_s if self._waits else 0.0)))
         theirs = [h for h in hedges if places and not h.behind_s and not h.early]
         before, fresh = self._stay, {_pair(h) for h in theirs if now - h.since < LEAST_S}
         may = [h for h in theirs if LEAST_S <= now - h.since < time_s and not doubted(h.node)]

@@ -137,6 +137,15 @@ def test_who_was_asked_is_waited_for_on_the_same_account() -> None:
     assert look(time, [held("m", start + 3.0, 2)], start + 3.5) == [held("m", start + 3.0, 2)]
 
 
+def test_those_who_are_asked_again_and_again_leave_newcomers_something() -> None:
+    time = known()
+    start = saved(time, 0.0)
+    for after in range(1000):
+        look(time, [held("n", start - 9.0)], start + after, asked={("n", "0.0.0")})
+    start = saved(time, start + 1000.0)
+    assert look(time, [held("m", start, 2)], start + 0.5) == []
+
+
 def test_what_begins_has_the_time_for_all_of_it() -> None:
     """Else strangers would be waited for a little, again and again, and none would end anything."""
     time = known()
