@@ -16,8 +16,8 @@ from learner.rollouts.hedging import Hedge
 from p2p.forgetting import forget_oldest
 
 LEAST_S = 0.25
-"""Seconds that each sequence may stay, whoever has it. With 0.1, what eight strangers trickle who were there first went from one of
-them to the next: 1.0 steps a second in place of 1.5."""
+"""Seconds that each sequence may stay, whoever has it. With 0.1, eight strangers who were there first and trickle left 1.0 steps
+a second in place of 1.5."""
 
 USUALS = 2.0
 """So many times as long as a sequence usually stays at others it may, while there is time for strangers."""
