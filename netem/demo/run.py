@@ -141,8 +141,8 @@ class Demo:
             config.write_text(dump_toml(build_config(settings, "demo").model_dump()))
         flags = ["--resume"] if self.args.resume else []
         learner = self.children.start("learner", "learner", str(config), "--json", *flags)
-        self.args.interrupted_hint = f": go on with {self.go_on}"
         self._wait_ready(learner)
+        self.args.interrupted_hint = f": go on with {self.go_on}"  # before, there is no run
         if self.args.spot:
             warm_up()
             self.spot = Spot(self.args.nodes, self.args.seed, self._start_node, self._tell)
