@@ -24,8 +24,9 @@ import torch
 from learner.audit.auditor_settings import AuditorSettings
 from learner.audit.claims import Claim
 from learner.audit.plan import Deviations
-from learner.audit.scorer import Scored, score
-from learner.audit.self_calibration import measure_bfloat16
+from learner.audit.repeats import SeenTokens
+from learner.audit.scorer import score
+from learner.audit.self_calibration import OwnTokens, measure_bfloat16
 from learner.audit.served_model import ServedModel, state_bytes
 from learner.audit.states import StateWindow, ToldState
 from learner.audit.wire import Frames, pack, read_claims, score_answer
@@ -65,7 +66,8 @@ class FoundByAuditor(NamedTuple):
     parts: list[list[Deviations | None]]
     """of each part of each completion; None where its state is not held"""
     bfloat16: list[np.ndarray]
-    """columns as those of `Deviations`: of nodes that compute so; [] where none was asked for"""
+    """columns as those of `Deviations`, and which of these tokens are repeated: of nodes that compute so; [] where none was asked
+    for"""
 
 
 class Auditor:
@@ -81,6 +83,7 @@ class Auditor:
         self.model = ServedModel(folder, LoraSection(**settings.lora), device=settings.device, dtype=dtype)
         self.window = StateWindow(settings.window, undo)
         self._store = ChunkFolder(Path(settings.chunks))
+        self._seen = SeenTokens()
         self._checked = False
         self.parameters = sum(parameter.numel() for parameter in self.model.model.parameters())
 
@@ -126,7 +129,7 @@ class Auditor:
     def score(self, claims: list[list[tuple[Version, Claim]]], bfloat16: int = 0) -> FoundByAuditor:
         """Each part of each completion, in the order of versions, so that the state moves little; and up to so many tokens as
         `measure_bfloat16` has them."""
-        rounded: list[Scored] = []
+        rounded: list[OwnTokens] = []
         found: list[list[Deviations | None]] = [[None] * len(of) for of in claims]
         wanted: dict[Version, list[tuple[int, int]]] = {}
         for i, of in enumerate(claims):
@@ -146,10 +149,11 @@ class Auditor:
             scored = score(self.model.model, of_version, *asked)
             for (i, j), of_part in zip(places, scored, strict=True):
                 found[i][j] = Deviations(*of_part)
-            left = bfloat16 - sum(len(part.distance) for part in rounded)
+            left = bfloat16 - sum(len(own.repeated) for own in rounded)
             if left > 0:
-                rounded.append(measure_bfloat16(self.model.model, of_version, scored, left, *asked))
-        return FoundByAuditor(found, [np.concatenate(column) for column in zip(*rounded, strict=True)])
+                rounded.append(measure_bfloat16(self.model.model, of_version, scored, left, *asked, seen=self._seen))
+        columns = ((*own.found, own.repeated) for own in rounded)
+        return FoundByAuditor(found, [np.concatenate(column) for column in zip(*columns, strict=True)])
 
     def answer(self, message: dict[str, Any]) -> bytes:
         """The answer to one request."""

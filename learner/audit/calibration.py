@@ -68,13 +68,17 @@ class NodeArithmetic:
 
 def measure(
     distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray,
-    suspected: Mapping[str, np.ndarray] | None = None,
+    suspected: Mapping[str, np.ndarray] | None = None, *, repeated: np.ndarray | None = None,
 ) -> HonestMeans:  # fmt: skip
     """From tokens of nodes that are known to be honest. `suspected`: of some suspects (see `NodeTest`) what these tokens' log
-    probabilities are under their weights; without them nothing is bet on suspects. UsageError without tokens."""
+    probabilities are under their weights; without them nothing is bet on suspects. `repeated`, bool: those that came in the same
+    context before, whose log probabilities say nothing new. UsageError without tokens."""
     n = len(distance)
     if not n:
         raise UsageError("a calibration needs tokens of trusted nodes")
+    if repeated is not None and not repeated.all():
+        claimed, recomputed = claimed[~repeated], recomputed[~repeated]
+        suspected = {name: values[~repeated] for name, values in (suspected or {}).items()}
     signed = np.clip((claimed - recomputed) / LOGPROB_SCALE, -1, 1) * LOGPROB_SCALE
 
     def share(beyond: np.ndarray, margin: float) -> float:
@@ -82,7 +86,7 @@ def measure(
         return margin * (rate + 4 * math.sqrt(max(rate, 1 / n) / n))
 
     def mean(values: np.ndarray) -> float:
-        return PROMPT_MARGIN * (abs(float(values.mean())) + 4 * float(values.std()) / math.sqrt(n))
+        return PROMPT_MARGIN * (abs(float(values.mean())) + 4 * float(values.std()) / math.sqrt(len(values)))
 
     logits = logit_differences(claimed, recomputed)
     logits = np.abs(logits[~np.isnan(logits)])
@@ -192,7 +196,7 @@ class Calibration:
     """whether nodes draw from a nucleus (a top_p below 1): which tokens are in it is rounding as well, so a draw that is grossly
     off may be honest, and nothing is bet on it"""
     _seen: dict[NodeArithmetic, list[list[np.ndarray]]] = field(default_factory=dict, init=False, repr=False)
-    """distances, claimed and recomputed log probabilities, and shifts of trusted nodes"""
+    """distances, claimed and recomputed log probabilities, and shifts of trusted nodes, and which tokens are repeated"""
     _tokens: dict[NodeArithmetic, int] = field(default_factory=dict, init=False, repr=False)
     _measured_at: dict[NodeArithmetic, int] = field(default_factory=dict, init=False, repr=False)
 
@@ -246,20 +250,22 @@ class Calibration:
         return max(0, ENOUGH - self.tokens(kind)) if self.exact and kind not in self.given else 0
 
     def add(
-        self, kind: NodeArithmetic, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray
-    ) -> None:
+        self, kind: NodeArithmetic, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray,
+        *, repeated: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
         """Tokens of a trusted node, or of the auditor itself. The kind is measured once there are ENOUGH, each time that they
-        have doubled, and with PLENTY for the last time."""
+        have doubled, and with PLENTY for the last time. `repeated`: as for `measure`."""
         if not self.wants(kind) or not len(distance):
             return
-        columns = self._seen.setdefault(kind, [[], [], [], []])
-        for column, values in zip(columns, (distance, claimed, recomputed, shift), strict=True):
+        columns = self._seen.setdefault(kind, [[], [], [], [], []])
+        repeated = np.zeros(len(distance), bool) if repeated is None else repeated
+        for column, values in zip(columns, (distance, claimed, recomputed, shift, repeated), strict=True):
             column.append(values)
         self._tokens[kind] = tokens = self._tokens.get(kind, 0) + len(distance)
         if tokens >= max(ENOUGH, 2 * self._measured_at.get(kind, 0)) or tokens >= PLENTY:
             self._measured_at[kind] = tokens
-            distances, said, found, shifts = map(np.concatenate, columns)
-            self.means[kind] = measure(distances, said, found, shifts)
+            distances, said, found, shifts, again = map(np.concatenate, columns)
+            self.means[kind] = measure(distances, said, found, shifts, repeated=again)
             self.measured |= {kind}
             self.changed(to_json({k: m for k, m in self.means.items() if k in self.measured or k in self.given}))
         if tokens >= PLENTY:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -20,3 +21,8 @@ class Claim:
     """nor those from this one on"""
     given: tuple[tuple[int, int], ...] = ()
     """[start, stop) of what an environment wrote, which nobody drew"""
+
+
+def places_of(first: int, stop: int, given: Sequence[tuple[int, int]]) -> list[int]:
+    """Of a completion's places from `first` to before `stop`, those that were drawn."""
+    return [p for p in range(first, stop) if not any(start <= p < end for start, end in given)]

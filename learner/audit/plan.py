@@ -20,10 +20,12 @@ import numpy as np
 
 from learner.audit.calibration import Calibration, NodeArithmetic
 from learner.audit.choosing import chosen
+from learner.audit.claims import places_of
 from learner.audit.judged import Judged
 from learner.audit.long_ones import LongCompletions
 from learner.audit.looks import GROWN, GROWN_ON_ALERT, LookKey, Looks
 from learner.audit.parts import MadePart, parts_of, tokens_of
+from learner.audit.repeats import SeenByNode
 from learner.audit.sequential import FALSE_ALARM, NOTABLE, NodeTest, Verdict, grossness
 from learner.audit.versions import ChosenVersions
 from learner.audit.waiting import WaitingLines
@@ -127,6 +129,7 @@ class AuditPlan:
     _lately: dict[str, NodeTest] = field(default_factory=dict, init=False, repr=False)
     """by node, of its last tokens alone: nobody is called wrong by it"""
     _long: LongCompletions = field(init=False, repr=False)
+    _seen: SeenByNode = field(init=False, repr=False)
     _looks: Looks = field(default_factory=Looks, init=False, repr=False)
     _kinds: dict[str, ToldKind] = field(default_factory=dict, init=False, repr=False)
     """as told last, of nodes that may be gone"""
@@ -134,6 +137,7 @@ class AuditPlan:
     def __post_init__(self) -> None:
         self._waiting = WaitingLines(self._drop)
         self.versions = ChosenVersions(self.secret)
+        self._seen = SeenByNode(MOST_TESTED, self._is_here)
         self._long = LongCompletions(lambda: self.standing.rules.audit_share, self._is_here)
 
     # ---- what is checked
@@ -252,17 +256,22 @@ class AuditPlan:
                 self.counts["unknown"] += part.stop - part.first
                 continue
             tokens = len(deviations.distance)
+            places = places_of(part.first, part.stop, check.given)
+            claimed, repeated = self._seen.of(part.node).new_of(
+                check.prompt_ids, check.completion_ids, places, deviations.claimed, deviations.recomputed
+            )
             if self.standing.trusts(part.node):
                 self.counts["calibrated"] += tokens
-                self.calibration.add(kind, *deviations)
+                self.calibration.add(kind, *deviations, repeated=repeated)
                 continue
+            deviations = deviations._replace(claimed=claimed)
             self.counts["checked"] += tokens
             test = self._test(part.node, kind)
             test.honest = self.calibration.honest(kind)
             was = test.caught_at
-            verdict = test.look(*deviations)
+            verdict = test.look(*deviations, repeated=repeated)
             verdict = replace(
-                verdict, notable=verdict.notable or self._notable(part.node, test, deviations),
+                verdict, notable=verdict.notable or self._notable(part.node, test, deviations, repeated),
                 gross=int((grossness(deviations.distance, deviations.shift) >= 1.0).sum()) * (test.honest.gross < MAY_BE_GROSS),
             )  # fmt: skip
             self.counts["caught"] += bool(test.caught_at and not was)
@@ -275,12 +284,13 @@ class AuditPlan:
         whole = check.whole and all(deviations is not None for deviations in found)
         return [Judged(node, tokens, verdict, whole) for node, (tokens, verdict) in said.items()]
 
-    def own(self, found: Deviations) -> bool:
-        """What the auditor itself would have come to as a node of the kind `own_kind`. Whether it is measured with these."""
+    def own(self, found: Deviations, repeated: np.ndarray) -> bool:
+        """What the auditor itself would have come to as a node of the kind `own_kind`. Whether it is measured with these.
+        `repeated`: see `NodeTest.look`."""
         wanted = self.calibration.wants_own(self.own_kind)
         finite = np.isfinite(found.claimed) & np.isfinite(found.recomputed)  # others say nothing of how it is computed
         self.counts["own"] += int(finite.sum())
-        self.calibration.add(self.own_kind, *(column[finite] for column in found))
+        self.calibration.add(self.own_kind, *(column[finite] for column in found), repeated=repeated[finite])
         return wanted > 0 and not self.calibration.wants_own(self.own_kind)
 
     def wants_own(self, checks: Sequence[Check]) -> int:
@@ -346,12 +356,12 @@ class AuditPlan:
         self.counts["dropped"] += tokens_of(check.parts)
         self._looks.not_checked(LookKey(check.group_id, check.seed), check.parts)
 
-    def _notable(self, node: str, test: NodeTest, deviations: Deviations) -> bool:
+    def _notable(self, node: str, test: NodeTest, deviations: Deviations, repeated: np.ndarray) -> bool:
         """Whether its last tokens say something against it, whatever those before said for it."""
         lately = self._lately.get(node)
         if lately is None or lately.tokens >= LATELY or lately.honest != test.honest:
             lately = self._lately[node] = NodeTest(test.honest, test.false_alarm)
-        lately.look(*deviations)
+        lately.look(*deviations, repeated=repeated)
         found = lately.most_evidence >= -NOTABLE * math.log(lately.false_alarm)
         if found:
             del self._lately[node]  # told once

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from learner.audit.claims import Claim
+from learner.audit.claims import Claim, places_of
 from learner.audit.statistic import CHUNK_VALUES, Distances, SeededDraws, distances, draws
 from p2p.few_sizes import filled_up, multiple_on
 from p2p.protocol.seeded import seed_keys, uniforms
@@ -135,5 +135,4 @@ class _Rows:
 
 
 def _places(claim: Claim) -> list[int]:
-    stop = len(claim.completion_ids) if claim.stop is None else claim.stop
-    return [p for p in range(claim.first, stop) if not any(first <= p < last for first, last in claim.given)]
+    return places_of(claim.first, len(claim.completion_ids) if claim.stop is None else claim.stop, claim.given)

@@ -15,31 +15,57 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
 from learner.audit.claims import Claim
+from learner.audit.repeats import SeenTokens
 from learner.audit.scorer import Scored, draw, score
 from learner.audit.sequential import NEAR
+from learner.audit.statistic import SeededDraws
+
+
+class OwnTokens(NamedTuple):
+    """What the auditor itself came to."""
+
+    found: Scored
+    repeated: np.ndarray
+    """bool: see `learner.audit.repeats`"""
+
 
 MOST_OF_PROMPT = 256
 """Places of one prompt's completions that are looked at in one call: rounding differs from prompt to prompt."""
 
 
 def measure_bfloat16(
-    model: nn.Module, claims: Sequence[Claim], scored: Sequence[Scored], most: int, temperature: float = 1.0, top_p: float = 1.0
-) -> Scored:
+    model: nn.Module, claims: Sequence[Claim], scored: Sequence[Scored], most: int, temperature: float = 1.0, top_p: float = 1.0,
+    *, seen: SeenTokens | None = None,
+) -> OwnTokens:  # fmt: skip
     """What an honest node that computes in bfloat16 would have come to at up to `most` places of these claims, all of them
-    together. `scored`: what `score` found of them; `model`, in float32, is as it was for that, and is left so."""
+    together. `scored`: what `score` found of them; `model`, in float32, is as it was for that, and is left so. `seen`: what it
+    came to before."""
     places = list(_places_of_nobodys_choice(claims, scored, most))
     if not places:
-        return Scored(*(np.empty(0) for _ in Scored._fields))
+        return OwnTokens(Scored(*(np.empty(0) for _ in Scored._fields)), np.empty(0, bool))
     with _in_bfloat16(model):
         drawn = draw(model, places, temperature, top_p)
     found = score(model, places, temperature, top_p, drawn)
-    return Scored(*(np.concatenate(column) for column in zip(*found, strict=True)))
+    seen = SeenTokens() if seen is None else seen
+    repeated = [_repeated(*of, seen) for of in zip(places, drawn, found, strict=True)]
+    return OwnTokens(Scored(*(np.concatenate(column) for column in zip(*found, strict=True))), np.concatenate(repeated))
+
+
+def _repeated(claim: Claim, drawn: SeededDraws, found: Scored, seen: SeenTokens) -> np.ndarray:
+    """Which of the tokens that were drawn at a claim's places came so before. Where another one than the claim's was, it is new:
+    there are few."""
+    repeated = np.zeros(len(drawn.tokens), bool)
+    places = np.flatnonzero(drawn.tokens == np.array(claim.completion_ids))
+    new = seen.new_of(claim.prompt_ids, claim.completion_ids, places.tolist(), found.claimed[places], found.recomputed[places])
+    repeated[places] = new.repeated
+    return repeated
 
 
 def as_drawn(scored: Scored) -> int:

@@ -154,35 +154,38 @@ class NodeTest:
 
     def look(
         self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray | None = None,
-        suspected: Mapping[str, np.ndarray] | None = None,
+        suspected: Mapping[str, np.ndarray] | None = None, *, repeated: np.ndarray | None = None,
     ) -> Verdict:  # fmt: skip
         """More of its tokens: distances, log probabilities (nats) as claimed and as they are, and shifts (None: nothing is known
-        of them); of some suspects also what log probabilities would be under their weights. No number is far off."""
-        self.log_path(distance, claimed, recomputed, shift, suspected)
+        of them); of some suspects also what log probabilities would be under their weights. `repeated`, bool: those that came in
+        the same context before (see `learner.audit.repeats`); None: none did. No number is far off."""
+        self.log_path(distance, claimed, recomputed, shift, suspected, repeated=repeated)
         return self.verdict()
 
     def log_path(
         self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray | None = None,
-        suspected: Mapping[str, np.ndarray] | None = None,
+        suspected: Mapping[str, np.ndarray] | None = None, *, repeated: np.ndarray | None = None,
     ) -> np.ndarray:  # fmt: skip
         """As `look`; returns `log_evidence` after each of these tokens, for they may be looked at one by one."""
         suspected, path, first = suspected or {}, [np.empty(0)], 0
         shift = np.full(len(distance), np.nan) if shift is None else shift
+        repeated = np.zeros(len(distance), bool) if repeated is None else repeated
         while first < len(distance):  # up to where money is handed out, or to the end
             part = slice(first, first + HANDED_OUT_EVERY - self.tokens % HANDED_OUT_EVERY)
             under = {name: values[part] for name, values in suspected.items()}
-            path.append(self._path_of_block(distance[part], claimed[part], recomputed[part], shift[part], under))
+            columns = distance[part], claimed[part], recomputed[part], shift[part]
+            path.append(self._path_of_block(*columns, under, repeated=repeated[part]))
             first = part.stop
         return np.concatenate(path)
 
     def _path_of_block(
         self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray,
-        suspected: Mapping[str, np.ndarray],
+        suspected: Mapping[str, np.ndarray], *, repeated: np.ndarray,
     ) -> np.ndarray:  # fmt: skip
         paths, idle = [np.empty((0, len(distance)))], 0
         block, done = divmod(self.tokens, HANDED_OUT_EVERY)
         handed_out = _handed_out(block) if block and not done else -math.inf
-        for name, values, mean in self._statistics(distance, claimed, recomputed, shift, suspected):
+        for name, values, mean in self._statistics(distance, claimed, recomputed, shift, suspected, repeated=repeated):
             shares = _stakes(name)
             sums, recent = self._sums.setdefault(name, np.zeros(2)), self._recent.setdefault(name, np.zeros((2, 2)))
             known = ~np.isnan(values)
@@ -257,25 +260,27 @@ class NodeTest:
 
     def _statistics(
         self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray,
-        suspected: Mapping[str, np.ndarray],
+        suspected: Mapping[str, np.ndarray], *, repeated: np.ndarray,
     ) -> list[tuple[str, np.ndarray, float]]:  # fmt: skip
         """Name, values in [0, 1] and nan where a token says nothing, and the honest mean. Always the same names: the mixture's
         shares may not depend on what is seen."""
+        said_before = repeated & (claimed == recomputed)
         with np.errstate(invalid="ignore"):
             signed = np.clip((claimed - recomputed) / LOGPROB_SCALE, -1.0, 1.0)
-        signed = np.where(np.isnan(signed), 1.0, signed)
+        signed = np.where(said_before, np.nan, np.where(np.isnan(signed), 1.0, signed))
         distance = np.where(np.isnan(distance), 1.0, distance)
         values = {
             "far": (distance > FAR).astype(np.float64), "near": (distance > NEAR).astype(np.float64), "off": np.abs(signed),
             "above": (1 + signed) / 2, "below": (1 - signed) / 2,
             "gross": grossness(distance, shift),
         }  # fmt: skip
-        logits = logit_differences(claimed, recomputed)
+        logits = np.where(said_before, np.nan, logit_differences(claimed, recomputed))
         for scale in NOISE_SCALES:
             values[f"noise {scale:g}"] = share = np.minimum(np.abs(logits) / scale, 1.0)
-            values[f"quiet {scale:g}"] = 1.0 - share
+            values[f"quiet {scale:g}"] = np.where(repeated, np.nan, 1.0 - share)
         for name in self.suspects:
-            values[f"toward {name}"] = self.toward(name, claimed, recomputed, suspected.get(name))
+            toward = self.toward(name, claimed, recomputed, suspected.get(name))
+            values[f"toward {name}"] = np.where(repeated, np.nan, toward)
         means = self._means()
         return [(name, values[name.removeprefix(LATE)], mean) for name, mean in means.items()]
 
@@ -343,18 +348,19 @@ class KindsTest:
 
     def look(
         self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray | None = None,
-        suspected: Mapping[str, np.ndarray] | None = None,
+        suspected: Mapping[str, np.ndarray] | None = None, *, repeated: np.ndarray | None = None,
     ) -> Verdict:  # fmt: skip
         """As `NodeTest.look`."""
-        self.log_path(distance, claimed, recomputed, shift, suspected)
+        self.log_path(distance, claimed, recomputed, shift, suspected, repeated=repeated)
         return self.verdict()
 
     def log_path(
         self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray | None = None,
-        suspected: Mapping[str, np.ndarray] | None = None,
+        suspected: Mapping[str, np.ndarray] | None = None, *, repeated: np.ndarray | None = None,
     ) -> np.ndarray:  # fmt: skip
         """As `NodeTest.log_path`."""
-        paths = [test.log_path(distance, claimed, recomputed, shift, suspected) for test in self.tests.values()]
+        columns = distance, claimed, recomputed, shift, suspected
+        paths = [test.log_path(*columns, repeated=repeated) for test in self.tests.values()]
         path: np.ndarray = np.minimum.reduce(paths)
         if len(path):
             self.most_evidence = max(self.most_evidence, float(path.max()))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -111,15 +111,23 @@ def read_deviations(message: dict[str, Any], checks: Sequence[Check]) -> list[li
     return read
 
 
-def read_bfloat16(message: dict[str, Any], most: int) -> Deviations:
+class OwnDeviations(NamedTuple):
+    """What the auditor itself came to."""
+
+    found: Deviations
+    repeated: np.ndarray
+    """bool: see `learner.audit.repeats`"""
+
+
+def read_bfloat16(message: dict[str, Any], most: int) -> OwnDeviations:
     """What a node would come to that computes in bfloat16, of at most so many tokens. ValueError for anything else."""
-    columns = [np.frombuffer(column, "<f8") for column in message.get("bfloat16") or (b"",) * len(Deviations._fields)]
-    found = Deviations(*columns)
-    if not _even(found, most):
+    columns = [np.frombuffer(column, "<f8") for column in message.get("bfloat16") or (b"",) * (len(Deviations._fields) + 1)]
+    if not _even(columns, most):
         raise ValueError("it has other tokens in bfloat16 than were asked for")
-    return found
+    *found, repeated = columns
+    return OwnDeviations(Deviations(*found), repeated != 0)
 
 
-def _even(found: Deviations, most: int) -> bool:
+def _even(columns: Sequence[np.ndarray], most: int) -> bool:
     """Whether all columns are of the same tokens, of so many at the most."""
-    return len({len(column) for column in found}) == 1 and len(found.distance) <= most
+    return len({len(column) for column in columns}) == 1 and len(columns[0]) <= most

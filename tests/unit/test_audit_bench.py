@@ -50,7 +50,7 @@ def column(n: int, noise: float, seed: int = 0, far: float = 0.0) -> Column:
     recomputed = -rng.exponential(1, n)
     claimed = recomputed - np.expm1(recomputed) * noise * rng.standard_normal(n)
     distance = np.where(rng.random(n) < far, 0.4, 0.0)
-    return Column(distance, claimed, recomputed, distance)
+    return Column(distance, claimed, recomputed, distance, said=claimed, repeated=np.zeros(n, bool))
 
 
 def test_each_cheat_of_words_changes_what_it_says_and_nothing_else() -> None:
@@ -81,14 +81,21 @@ def test_of_two_tries_the_likelier_one_is_sent_under_the_first_ones_seed() -> No
 
 
 def test_tokens_are_kept_and_a_half_written_batch_is_none(tmp_path: Path) -> None:
-    files = TokenFiles(tmp_path / "honest")
+    world = World("tiny", tmp_path, Layout.build([]), prompt=lambda index: (7, index), most=5, stop=(), context=64)
+    files = TokenFiles(tmp_path / "honest", world)
     assert files.tokens == files.next_group == files.read().tokens == 0
     for first in (3, 5):
         made = claims(first, 2)
         files.add(first, 2, made, [Scored(np.zeros(5), np.array(c.logprobs), np.full(5, -1.0), np.zeros(5)) for c in made])
     (tmp_path / "honest" / "000000007-80-2.half").write_bytes(b"PK")
     assert files.tokens == 160 and files.next_group == 7 and files.read(50).tokens == 50
-    world = World("tiny", tmp_path, Layout.build([]), prompt=lambda index: (7, index), most=5, stop=(), context=64)
+    same = claims(7, 1)[:1] * MEMBERS
+    files.add(7, 1, same, [Scored(np.zeros(5), np.array(c.logprobs), np.full(5, -1.0), np.zeros(5)) for c in same])
+    found = files.read()
+    assert found.repeated[:160].sum() < 16 and found.repeated[160:].tolist() == [False] * 5 + [True] * 35
+    np.testing.assert_allclose(found.said[165:], found.recomputed[165:])
+    new = ~found.repeated
+    np.testing.assert_array_equal(found.said[new], found.claimed[new])
     for want, got in zip(claims(5, 2), claims_of(files.batches()[1], world), strict=True):
         assert (got.prompt_ids, got.completion_ids, got.seed) == (want.prompt_ids, want.completion_ids, want.seed)
         np.testing.assert_allclose(got.logprobs, want.logprobs, rtol=1e-6)

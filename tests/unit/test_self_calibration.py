@@ -15,6 +15,7 @@ from learner.audit.auditor import Auditor
 from learner.audit.calibration import ENOUGH, SHIPPED, Calibration, NodeArithmetic, from_json, to_json, widest
 from learner.audit.claims import Claim
 from learner.audit.plan import AuditPlan, Deviations, ToldKind
+from learner.audit.repeats import SeenTokens
 from learner.audit.scorer import Scored, draw, score
 from learner.audit.self_calibration import MOST_OF_PROMPT, as_drawn, measure_bfloat16
 from learner.audit.sequential import HonestMeans
@@ -69,7 +70,7 @@ def test_a_draw_is_at_no_distance_from_itself() -> None:
 def test_it_comes_to_what_a_node_comes_to_that_computes_so(model: Qwen3ForCausalLM) -> None:
     claims = completions(model, 80, 24)
     before = [parameter.clone() for parameter in model.parameters()]
-    found = measure_bfloat16(model, claims, score(model, claims), 2_000)
+    found = measure_bfloat16(model, claims, score(model, claims), 2_000).found
     assert all(torch.equal(a, b) and b.dtype == torch.float32 for a, b in zip(before, model.parameters(), strict=True))
     assert len(found.distance) == 80 * 24
     node = Qwen3ForCausalLM(model.config).to(torch.bfloat16).eval()
@@ -90,15 +91,20 @@ def test_nothing_counts_behind_what_a_node_may_have_chosen(model: Qwen3ForCausal
     mixed = [claims[0], odd, late, told]
     scored = score(model, mixed)
     assert as_drawn(scored[0]) == 20 and as_drawn(scored[1]) == 7
-    found = measure_bfloat16(model, mixed, scored, 1_000)
+    found = measure_bfloat16(model, mixed, scored, 1_000).found
     assert len(found.distance) == 20 + 8 + 0 + 5, "the place of the odd token was read before it"
-    honest = measure_bfloat16(model, claims, score(model, claims), 1_000)
+    honest = measure_bfloat16(model, claims, score(model, claims), 1_000).found
     np.testing.assert_allclose(found.recomputed[:28], honest.recomputed[:28], atol=1e-4)
-    assert len(measure_bfloat16(model, claims, score(model, claims), 30).distance) == 30
+    assert len(measure_bfloat16(model, claims, score(model, claims), 30).repeated) == 30
     same = [replace(claims[0], seed=claims[0].seed) for _ in range(30)]
-    assert len(measure_bfloat16(model, same, score(model, same), 10_000).distance) == MOST_OF_PROMPT
+    again = measure_bfloat16(model, same, score(model, same), 10_000)
+    assert len(again.found.distance) == len(again.repeated) == MOST_OF_PROMPT
+    assert not again.repeated[:20].any() and again.repeated[20:].mean() > 0.5, "but for what is all but certain"
+    seen = SeenTokens()
+    first, second = (measure_bfloat16(model, claims, score(model, claims), 1_000, seen=seen).repeated for _ in range(2))
+    assert first.mean() < 0.2 and second.mean() > 0.5, "known again in a later call"
     nothing = measure_bfloat16(model, [late], score(model, [late]), 100)
-    assert not len(nothing.distance)
+    assert not len(nothing.found.distance) and not len(nothing.repeated)
     gone = Scored(np.array([np.nan]), np.array([-1.0]), np.array([-np.inf]), np.array([100.0]))
     assert as_drawn(gone) == 0
 
@@ -116,13 +122,14 @@ def test_an_auditor_measures_beside_what_it_scores(tmp_path: Path) -> None:
     [message] = Frames().feed(score_request(checks, 50))
     [answer] = Frames().feed(auditor.answer(message))
     read_deviations(answer, checks)
-    found = read_bfloat16(answer, 50)
+    found, repeated = read_bfloat16(answer, 50)
+    assert len(repeated) == len(found.distance) and repeated.dtype == bool
     assert 30 < len(found.distance) <= 50 and 0 < np.abs(found.claimed - found.recomputed).mean() < 0.1
     [message] = Frames().feed(score_request(checks))
     [answer] = Frames().feed(auditor.answer(message))
-    assert not len(read_bfloat16(answer, 0).distance)
+    assert not len(read_bfloat16(answer, 0).repeated)
     with pytest.raises(ValueError, match="other tokens in bfloat16"):
-        [answer] = Frames().feed(score_answer([], [np.zeros(3)] * 4))
+        [answer] = Frames().feed(score_answer([], [np.zeros(3)] * 5))
         read_bfloat16(answer, 2)
 
 
@@ -138,9 +145,9 @@ def test_what_it_measures_takes_the_place_of_what_is_shipped() -> None:
     plan = AuditPlan(b"s" * 32, 1, Standing(StandingRules(checks=True)), calibration, kind_of=lambda peer: ToldKind(said[peer]))
     shipped = calibration.honest(said["stranger"])
     assert shipped.off == SHIPPED[OWN].off and calibration.wants_own(OWN) == ENOUGH
-    assert not plan.own(rounded(1_000, 0.002))
+    assert not plan.own(rounded(1_000, 0.002), np.zeros(1_000, bool))
     assert calibration.honest(said["stranger"]) == shipped and calibration.wants_own(OWN) == ENOUGH - 1_000
-    assert plan.own(rounded(ENOUGH - 1_000, 0.002, 1))
+    assert plan.own(rounded(ENOUGH - 1_000, 0.002, 1), np.zeros(ENOUGH - 1_000, bool))
     measured = calibration.means[OWN]
     assert calibration.wants_own(OWN) == 0 and measured.off < SHIPPED[OWN].off
     anywhere = calibration.honest(said["stranger"])

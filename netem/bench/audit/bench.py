@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import nn
 
 from learner.audit.calibration import NodeArithmetic
 from learner.audit.plan import OWN_KIND
+from learner.audit.repeats import SeenTokens
 from learner.audit.scorer import score
 from learner.audit.sequential import FALSE_ALARM
 from netem.bench.audit.cheats import cheats
@@ -24,6 +25,7 @@ from netem.bench.audit.judging import (
     LATE,
     NOBODY_TRUSTED,
     Sample,
+    Test,
     calibrate,
     calibration_tokens,
     detected,
@@ -31,10 +33,10 @@ from netem.bench.audit.judging import (
     honest_row,
     ways,
 )
-from netem.bench.audit.making import HONEST, TokenGoals, TokenMaker, stream_of
+from netem.bench.audit.making import HONEST, SHORT, TokenGoals, TokenMaker, stream_of
 from netem.bench.audit.nodes import MEMBERS
 from netem.bench.audit.own_rounding import own_rounding
-from netem.bench.audit.store import Column, TokenFiles, claims_of
+from netem.bench.audit.store import Column, TokenFiles, claims_of, column_of
 from netem.bench.audit.world import BEFORE, EIGHT, STRANGE_EVERY, World, open_world
 from node.engine.environment import KINDS, missing, survey
 from node.engine.port import EngineDied
@@ -42,6 +44,9 @@ from p2p.errors import ShoalError, UsageError
 
 DTYPES = ("float32", "bfloat16")
 """Types that a node of the bench computes in."""
+
+SHORT_NODE = 10_000
+"""Tokens of one honest node with short answers."""
 
 REPEATS = 20
 """Runs of each cheat, each from another token of what was made."""
@@ -100,6 +105,7 @@ def judge(world: World, kinds: Sequence[NodeArithmetic], suspected: int, say: Ca
         scored = honest[kind].part(suspected // 2, suspected)
         row["with suspects"] = {"tokens": scored.column.tokens, **honest_row(scored, ways(means, kind, suspects)[KNOWN])}
         row["other prompts"] = _other_prompts(world, kind)
+        row["short answers"] = _short_answers(stream_of(world, kind, SHORT), ways(means, kind, own=own))
         rows.append(row)
         say(f"{kind}: {row['tokens']:,} honest tokens judged")
     found = []
@@ -165,18 +171,26 @@ def _other_prompts(world: World, kind: NodeArithmetic) -> dict[str, Any] | None:
     """Honest tokens of strange prompts, judged by a calibration on the others alone: does it hold for what nobody expected?"""
     if world.name != "tiny":
         return None
-    plain, strange = [], []
+    plain, strange, seen = [], [], SeenTokens()
     for path in stream_of(world, kind, HONEST).batches():
         first = int(path.stem.split("-")[0])
         with np.load(path) as file:
             of = np.repeat(first + np.arange(len(file["lengths"])) // MEMBERS, file["lengths"])
-            odd = of % STRANGE_EVERY == 1
-            columns = [file[name] for name in Column._fields]
+        odd, columns = of % STRANGE_EVERY == 1, column_of(path, world, seen)
         plain.append([c[~odd] for c in columns])
         strange.append([c[odd] for c in columns])
     a, b = (Sample(Column(*(np.concatenate(c) for c in zip(*parts, strict=True))), {}) for parts in (plain, strange))
     means = calibrate({kind: a})
     return {"tokens": b.column.tokens, **honest_row(b, ways(means, kind)[KNOWN])}
+
+
+def _short_answers(stream: TokenFiles, ways: Mapping[str, Callable[[], Test]]) -> dict[str, Any] | None:
+    """Many honest nodes of SHORT_NODE tokens, of answers of which most in a group are alike, as a run judges them that trusts
+    nobody and as one does that measured their kind."""
+    column = stream.read()
+    if not column.tokens:
+        return None
+    return facts(column) | {way: honest_row(Sample(column, {}), ways[way], SHORT_NODE) for way in (KNOWN, NOBODY_TRUSTED)}
 
 
 def _shown(means: Any) -> dict[str, Any]:

@@ -65,7 +65,9 @@ def calibrate(samples: Mapping[NodeArithmetic, Sample]) -> dict[NodeArithmetic, 
     made = {}
     for kind, sample in samples.items():
         first = sample.part(0, calibration_tokens(sample))
-        made[kind] = measure(*first.column, suspected=first.suspected)
+        column = first.column
+        raw = column.distance, column.claimed, column.recomputed, column.shift
+        made[kind] = measure(*raw, suspected=first.suspected, repeated=column.repeated)
     return made
 
 
@@ -93,17 +95,19 @@ def _feed(test: Test, sample: Sample, until_caught: bool) -> None:
     first, size = 0, FIRST_PART
     while first < sample.column.tokens and not (until_caught and test.caught_at):
         part = sample.part(first, first + size)
-        test.log_path(*part.column, suspected=part.suspected)
+        column = part.column
+        judged = column.distance, column.said, column.recomputed, column.shift
+        test.log_path(*judged, suspected=part.suspected, repeated=column.repeated)
         first, size = first + size, min(2 * size, PART)
 
 
-def honest_row(sample: Sample, make: Callable[[], Test]) -> dict[str, Any]:
-    """The tokens as those of nodes of NODE_TOKENS each, looked at after every one."""
+def honest_row(sample: Sample, make: Callable[[], Test], per_node: int = NODE_TOKENS) -> dict[str, Any]:
+    """The tokens as those of nodes of so many each, looked at after every one."""
     nodes = caught = 0
     most = 0.0
-    for first in range(0, sample.column.tokens, NODE_TOKENS):
+    for first in range(0, sample.column.tokens, per_node):
         test, nodes = make(), nodes + 1
-        _feed(test, sample.part(first, first + NODE_TOKENS), until_caught=False)
+        _feed(test, sample.part(first, first + per_node), until_caught=False)
         most, caught = max(most, test.most_evidence), caught + bool(test.caught_at)
     return {"nodes": nodes, "caught": caught, "most_evidence": round(math.exp(min(most, 50.0)), 3)}
 
@@ -112,7 +116,8 @@ def facts(column: Column) -> dict[str, float]:
     """What a sample is like."""
     off = np.clip(np.abs(column.claimed - column.recomputed), 0, 1)
     return {
-        "tokens": column.tokens, "exact": float((column.distance == 0).mean()), "near": float((column.distance > 0.005).mean()),
+        "tokens": column.tokens, "repeated": float(column.repeated.mean()),
+        "exact": float((column.distance == 0).mean()), "near": float((column.distance > 0.005).mean()),
         "far": float((column.distance > 0.05).mean()), "off": float(off.mean()), "nats": float(-column.recomputed.mean()),
     }  # fmt: skip
 

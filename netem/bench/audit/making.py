@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import trio
@@ -29,6 +30,10 @@ CHEATS_FROM = 500_000_000
 ROUND = 100_000
 """Honest tokens that one kind makes before the next one's turn, beyond the first round: a run that is cut short has all kinds."""
 
+SHORT, SHORT_OF, SHORT_FROM = "honest, short answers", 2, 50_000_000
+"""Honest answers that end where a run's do, most of a group alike: one token of them for so many others of the first round, and
+the number of the first group is that of the others and so much more."""
+
 HONEST = "honest"
 """Name of the behaviour that is none of the cheats."""
 
@@ -46,7 +51,7 @@ class TokenGoals:
 def stream_of(world: World, kind: NodeArithmetic, behaviour: str) -> TokenFiles:
     """Where the tokens of that behaviour are kept."""
     name = "".join(c if c.isalnum() else "_" for c in behaviour)
-    return TokenFiles(world.folder / "tokens" / f"{kind.engine}-{kind.dtype}" / name)
+    return TokenFiles(world.folder / "tokens" / f"{kind.engine}-{kind.dtype}" / name, world)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +92,12 @@ class TokenMaker:
             name: cheat for name, cheat in cheats(self.world.states).items()
             if stream_of(self.world, kind, name).tokens < self._goal(cheat)
         }  # fmt: skip
-        if self._honest_of(kind).tokens < honest or any(not c.top_k and c.change is None for c in missing.values()):
+        short = self._short_goal(honest)
+        enough = self._honest_of(kind).tokens >= honest and stream_of(self.world, kind, SHORT).tokens >= short
+        if not enough or any(not c.top_k and c.change is None for c in missing.values()):
             async with self._open(kind) as node:
                 await self._honest(kind, node, honest)
+                await self._short(kind, node, short)
                 for name, cheat in missing.items():
                     if not cheat.top_k and cheat.change is None:
                         await self._cheat(kind, node, name, cheat)
@@ -105,6 +113,14 @@ class TokenMaker:
         stream = self._honest_of(kind)
         await self._fill(stream, node.make, stream.next_group or _first_group(kind), goal)
         self.say(f"{kind}: {stream.tokens:,} honest tokens")
+
+    def _short_goal(self, honest: int) -> int:
+        return honest // SHORT_OF if self.world.end else 0
+
+    async def _short(self, kind: NodeArithmetic, node: EngineNode, goal: int) -> None:
+        stream = stream_of(self.world, kind, SHORT)
+        make = partial(node.make, end=self.world.end)
+        await self._fill(stream, make, stream.next_group or SHORT_FROM + _first_group(kind), goal)
 
     async def _cheat(self, kind: NodeArithmetic, node: EngineNode, name: str, cheat: Cheat) -> None:
         await node.serve(cheat.state)

@@ -61,8 +61,11 @@ class EngineNode:
             await self._engine.commit()
         self._serving = state
 
-    async def make(self, first: int, groups: int, *, temperature: float = 1.0, shop: int = 0) -> list[Claim]:
-        """The completions of the groups from `first` on, with the log probabilities that the engine gave."""
+    async def make(
+        self, first: int, groups: int, *, temperature: float = 1.0, shop: int = 0, end: tuple[int, ...] = ()
+    ) -> list[Claim]:  # fmt: skip
+        """The completions of the groups from `first` on, with the log probabilities that the engine gave. `end`: tokens that end
+        them, beside the world's."""
         world, most = self._world, self._world.most
         keys = [(first + g, m) for g in range(groups) for m in range(MEMBERS)]
         prompts = {first + g: world.prompt(first + g) for g in range(groups)}
@@ -74,7 +77,7 @@ class EngineNode:
         async def ask(place: int) -> None:
             index, member = keys[place]
             request = Generate(
-                str(base + place), prompts[index], most, stop_ids=world.stop, seed=seed_of(index, member, shop),
+                str(base + place), prompts[index], most, stop_ids=(*world.stop, *end), seed=seed_of(index, member, shop),
                 min_version=Version(0, self._step), temperature=temperature,
             )  # fmt: skip
             await self._engine.add(request)

@@ -10,6 +10,7 @@ from itertools import zip_longest
 
 from learner.audit.calibration import Calibration, NodeArithmetic
 from learner.audit.plan import OWN_AT_ONCE, OWN_KIND
+from learner.audit.repeats import SeenTokens
 from learner.audit.scorer import score
 from learner.audit.self_calibration import measure_bfloat16
 from netem.bench.audit.making import HONEST, stream_of
@@ -21,7 +22,7 @@ from netem.bench.audit.world import STRANGE_EVERY, World
 def own_rounding(world: World, kinds: Sequence[NodeArithmetic]) -> Calibration:
     """At places of honest nodes of all these kinds, a batch of each in turn. Answers to strange prompts are left out: what nobody
     expected is judged by what was."""
-    calibration, model = Calibration(), world.checker()
+    calibration, model, seen = Calibration(), world.checker(), SeenTokens()
     streams = [stream_of(world, kind, HONEST).batches() for kind in kinds]
     for path in (path for turn in zip_longest(*streams) for path in turn if path is not None):
         if not (left := calibration.wants_own(OWN_KIND)):
@@ -31,5 +32,6 @@ def own_rounding(world: World, kinds: Sequence[NodeArithmetic]) -> Calibration:
             claim for i, claim in enumerate(claims_of(path, world))
             if world.name != "tiny" or (first + i // MEMBERS) % STRANGE_EVERY != 1
         ]  # fmt: skip
-        calibration.add(OWN_KIND, *measure_bfloat16(model, claims, score(model, claims), min(OWN_AT_ONCE, left)))
+        own = measure_bfloat16(model, claims, score(model, claims), min(OWN_AT_ONCE, left), seen=seen)
+        calibration.add(OWN_KIND, *own.found, repeated=own.repeated)
     return calibration

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from learner.audit.repeats import SeenTokens
 from learner.audit.scorer import Claim, Scored
 from netem.bench.audit.nodes import MEMBERS, seed_of
 from netem.bench.audit.world import World
@@ -25,6 +26,10 @@ class Column(NamedTuple):
     claimed: np.ndarray
     recomputed: np.ndarray
     shift: np.ndarray
+    said: np.ndarray
+    """as claimed, but for what was said before (see `learner.audit.repeats`): what is judged"""
+    repeated: np.ndarray
+    """bool: see there"""
 
     @property
     def tokens(self) -> int:
@@ -37,8 +42,8 @@ class Column(NamedTuple):
 class TokenFiles:
     """The batches of one behaviour: one file each, `first` (a group's number) as its name."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, world: World) -> None:
+        self.folder, self._world = folder, world
 
     def batches(self) -> list[Path]:
         return sorted(self.folder.glob("*.npz"))
@@ -72,19 +77,37 @@ class TokenFiles:
 
     def read(self, most: int | None = None) -> Column:
         """The first `most` tokens, or all. UsageError for a batch of a release that did not keep shifts."""
-        parts, seen = [], 0
+        parts, tokens, seen = [], 0, SeenTokens()
         for path in self.batches():
-            if most is not None and seen >= most:
+            if most is not None and tokens >= most:
                 break
-            with np.load(path) as file:
-                if lacking := [name for name in Column._fields if name not in file]:
-                    raise UsageError(f"{path} has no {', '.join(lacking)}: an older release made it; take another --folder")
-                parts.append(Column(*(file[name] for name in Column._fields)))
-            seen += parts[-1].tokens
+            parts.append(column_of(path, self._world, seen))
+            tokens += parts[-1].tokens
         if not parts:
-            return Column(*(np.empty(0, np.float32) for _ in Column._fields))
+            none = np.empty(0, np.float32)
+            return Column(none, none, none, none, said=none, repeated=np.empty(0, bool))
         whole = Column(*(np.concatenate(values) for values in zip(*parts, strict=True)))
         return whole if most is None else whole.part(0, most)
+
+
+def column_of(path: Path, world: World, seen: SeenTokens) -> Column:
+    """A batch of a node that came to what is `seen` before. UsageError for one of a release that did not keep shifts."""
+    with np.load(path) as file:
+        if lacking := [name for name in KEPT if name not in file]:
+            raise UsageError(f"{path} has no {', '.join(lacking)}: an older release made it; take another --folder")
+        distance, claimed, recomputed, shift = (file[name] for name in KEPT)
+    new, at = [], 0
+    for claim in claims_of(path, world):
+        length = len(claim.completion_ids)
+        place = slice(at, at + length)
+        new.append(seen.new_of(claim.prompt_ids, claim.completion_ids, range(length), claimed[place], recomputed[place]))
+        at += length
+    said, repeated = (np.concatenate(values) for values in zip(*new, strict=True))
+    return Column(distance, claimed, recomputed, shift, said, repeated)
+
+
+KEPT = ("distance", "claimed", "recomputed", "shift")
+"""Columns that a batch's file has of each token."""
 
 
 def claims_of(path: Path, world: World) -> list[Claim]:

@@ -11,6 +11,8 @@ from netem.bench.audit.judging import AMONG, ELSEWHERE, KNOWN, LATE, NOBODY_TRUS
 def tables(result: Mapping[str, Any]) -> str:
     """What is printed: honest nodes, then cheats by what is known of a node."""
     out = [_honest(result["honest"])]
+    if short := [row for row in result["honest"] if row.get("short answers")]:
+        out.append(f"Honest nodes whose answers are short\n\n{_short(short)}")
     engines = [row["engine"] for row in result["honest"]]
     for known in (KNOWN, AMONG, UNKNOWN, NOBODY_TRUSTED, ELSEWHERE, LATE, f"{KNOWN}, with suspects", f"{AMONG}, with suspects"):
         rows = [row for row in result["cheats"] if known in row]
@@ -40,6 +42,18 @@ def _honest(rows: Sequence[Mapping[str, Any]]) -> str:
         lines.append(
             f"| {row['engine']} | {row['tokens']:,} | {shares} | {caught} of {ways[0]['nodes']} | {' | '.join(most)} |"
         )
+    return "\n".join(lines)
+
+
+def _short(rows: Sequence[Mapping[str, Any]]) -> str:
+    names = ["honest node", "tokens", "nats a token", "that came before"]
+    names += [f"{way}: {what}" for way in (KNOWN, NOBODY_TRUSTED) for what in ("caught", "most evidence")]
+    lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
+    for row in rows:
+        short = row["short answers"]
+        found = [f"{of['caught']} of {of['nodes']} | {of['most_evidence']:.3g}" for of in (short[KNOWN], short[NOBODY_TRUSTED])]
+        facts = f"{short['tokens']:,} | {short['nats']:.2f} | {short['repeated']:.1%}"
+        lines.append(f"| {row['engine']} | {facts} | {' | '.join(found)} |")
     return "\n".join(lines)
 
 

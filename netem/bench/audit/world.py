@@ -77,6 +77,8 @@ class World(NamedTuple):
     """tokens that end an answer"""
     context: int
     """most tokens of a prompt with its answer"""
+    end: Ids = ()
+    """tokens that end an answer in a run, where the bench goes on behind them"""
 
     @property
     def model_dir(self) -> Path:
@@ -112,11 +114,11 @@ def open_world(name: str, folder: Path, say: Callable[[str], None]) -> World:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(place / "model")
-    chat = name == "chat"
+    chat, end = name == "chat", (int(tokenizer.eos_token_id),)
     return World(
         name, place, Layout.from_wire(json.loads((place / "layout.json").read_text())),
         prompt=_prompts(task, tokenizer, examples=not chat), most=CHAT_MOST if chat else TINY_MOST,
-        stop=(int(tokenizer.eos_token_id),) if chat else (), context=CONTEXT,
+        stop=end if chat else (), context=CONTEXT, end=() if chat else end,
     )  # fmt: skip
 
 
