@@ -72,15 +72,15 @@ def measured() -> HonestMeans:
 
 
 def test_an_honest_node_is_not_called_wrong_for_one_rounding_that_comes_sixteen_times(measured: HonestMeans) -> None:
-    alarms = 0
-    groups = range(100, 320)
-    for g in groups:  # as it was: each of a group's answers as tokens of their own
+    loud = []
+    for g in range(1_000):  # as it was: each of a group's answers as tokens of their own
         test = NodeTest(measured)
         found = [deviations((1000 + g, 3), answer) for answer in group_of_answers(g)]
         test.look(*(np.concatenate(column) for column in zip(*found, strict=True)))
-        alarms += bool(test.caught_at)
-    assert alarms >= 3, "what this test is for does not happen"
-    plan = plan_of(measured)
+        if test.caught_at:
+            loud.append(g)
+    assert len(loud) >= 3, "what this test is for does not happen"
+    plan, groups = plan_of(measured), {*loud, *range(100)}
     for g in groups:
         assert judge(plan, 1, node=str(g), first=g) == 0
     assert max(plan.tests(str(g))[0].most_evidence for g in groups) < np.log(100)
