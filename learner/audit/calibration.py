@@ -208,6 +208,8 @@ class Calibration:
     _seen: dict[NodeArithmetic, list[list[np.ndarray]]] = field(default_factory=dict, init=False, repr=False)
     """distances, claimed and recomputed log probabilities, and shifts of trusted nodes, and which tokens are repeated"""
     _tokens: dict[NodeArithmetic, int] = field(default_factory=dict, init=False, repr=False)
+    _own: set[NodeArithmetic] = field(default_factory=set, init=False, repr=False)
+    """kinds of which the auditor made some of the tokens"""
     _measured_at: dict[NodeArithmetic, int] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -261,21 +263,25 @@ class Calibration:
 
     def add(
         self, kind: NodeArithmetic, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray,
-        *, repeated: np.ndarray | None = None,
+        *, repeated: np.ndarray | None = None, own: bool = False,
     ) -> None:  # fmt: skip
-        """Tokens of a trusted node, or of the auditor itself. The kind is measured once there are ENOUGH, each time that they
-        have doubled, and with PLENTY for the last time. `repeated`: as for `measure`."""
+        """Tokens of a trusted node, or the auditor's `own`. The kind is measured once there are ENOUGH, each time that they have
+        doubled, and with PLENTY for the last time. `repeated`: as for `measure`. How exact a kind may be the auditor's own tokens
+        do not say: other processors round less, and other prompts are rounded less."""
         if not self.wants(kind) or not len(distance):
             return
         columns = self._seen.setdefault(kind, [[], [], [], [], []])
         repeated = np.zeros(len(distance), bool) if repeated is None else repeated
+        if own:
+            self._own.add(kind)
         for column, values in zip(columns, (distance, claimed, recomputed, shift, repeated), strict=True):
             column.append(values)
         self._tokens[kind] = tokens = self._tokens.get(kind, 0) + len(distance)
         if tokens >= max(ENOUGH, 2 * self._measured_at.get(kind, 0)) or tokens >= PLENTY:
             self._measured_at[kind] = tokens
             distances, said, found, shifts, again = map(np.concatenate, columns)
-            self.means[kind] = measure(distances, said, found, shifts, repeated=again)
+            means = measure(distances, said, found, shifts, repeated=again)
+            self.means[kind] = replace(means, quiet=_ANY) if kind in self._own else means
             self.measured |= {kind}
             self.changed(to_json({k: m for k, m in self.means.items() if k in self.measured or k in self.given}))
         if tokens >= PLENTY:

@@ -24,5 +24,9 @@ class Claim:
 
 
 def places_of(first: int, stop: int, given: Sequence[tuple[int, int]]) -> list[int]:
-    """Of a completion's places from `first` to before `stop`, those that were drawn."""
-    return [p for p in range(first, stop) if not any(start <= p < end for start, end in given)]
+    """Of a completion's places from `first` to before `stop`, those that were drawn. `given`: in order, none within another."""
+    places, at = list[int](), first
+    for start, end in given:
+        places += range(at, min(start, stop))
+        at = max(at, end)
+    return places + list(range(at, stop))

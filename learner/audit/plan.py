@@ -137,7 +137,7 @@ class AuditPlan:
     def __post_init__(self) -> None:
         self._waiting = WaitingLines(self._drop)
         self.versions = ChosenVersions(self.secret)
-        self._seen = SeenByNode(MOST_TESTED, self._is_here)
+        self._seen = SeenByNode(self.secret, MOST_TESTED, self._is_here)
         self._long = LongCompletions(lambda: self.standing.rules.audit_share, self._is_here)
 
     # ---- what is checked
@@ -256,22 +256,21 @@ class AuditPlan:
                 self.counts["unknown"] += part.stop - part.first
                 continue
             tokens = len(deviations.distance)
-            places = places_of(part.first, part.stop, check.given)
-            claimed, repeated = self._seen.of(part.node).new_of(
+            trusted, places = self.standing.trusts(part.node), places_of(part.first, part.stop, check.given)
+            again = self._seen.of(str(kind) if trusted else part.node).again(  # a kind is measured on all of its trusted nodes
                 check.prompt_ids, check.completion_ids, places, deviations.claimed, deviations.recomputed
             )
-            if self.standing.trusts(part.node):
+            if trusted:
                 self.counts["calibrated"] += tokens
-                self.calibration.add(kind, *deviations, repeated=repeated)
+                self.calibration.add(kind, *deviations, repeated=~np.isnan(again))
                 continue
-            deviations = deviations._replace(claimed=claimed)
             self.counts["checked"] += tokens
             test = self._test(part.node, kind)
             test.honest = self.calibration.honest(kind)
             was = test.caught_at
-            verdict = test.look(*deviations, repeated=repeated)
+            verdict = test.look(*deviations, again=again)
             verdict = replace(
-                verdict, notable=verdict.notable or self._notable(part.node, test, deviations, repeated),
+                verdict, notable=verdict.notable or self._notable(part.node, test, deviations, again),
                 gross=int((grossness(deviations.distance, deviations.shift) >= 1.0).sum()) * (test.honest.gross < MAY_BE_GROSS),
             )  # fmt: skip
             self.counts["caught"] += bool(test.caught_at and not was)
@@ -286,11 +285,11 @@ class AuditPlan:
 
     def own(self, found: Deviations, repeated: np.ndarray) -> bool:
         """What the auditor itself would have come to as a node of the kind `own_kind`. Whether it is measured with these.
-        `repeated`: see `NodeTest.look`."""
+        `repeated`, bool: those that came in the same context before."""
         wanted = self.calibration.wants_own(self.own_kind)
         finite = np.isfinite(found.claimed) & np.isfinite(found.recomputed)  # others say nothing of how it is computed
         self.counts["own"] += int(finite.sum())
-        self.calibration.add(self.own_kind, *(column[finite] for column in found), repeated=repeated[finite])
+        self.calibration.add(self.own_kind, *(column[finite] for column in found), repeated=repeated[finite], own=True)
         return wanted > 0 and not self.calibration.wants_own(self.own_kind)
 
     def wants_own(self, checks: Sequence[Check]) -> int:
@@ -356,12 +355,12 @@ class AuditPlan:
         self.counts["dropped"] += tokens_of(check.parts)
         self._looks.not_checked(LookKey(check.group_id, check.seed), check.parts)
 
-    def _notable(self, node: str, test: NodeTest, deviations: Deviations, repeated: np.ndarray) -> bool:
+    def _notable(self, node: str, test: NodeTest, deviations: Deviations, again: np.ndarray) -> bool:
         """Whether its last tokens say something against it, whatever those before said for it."""
         lately = self._lately.get(node)
         if lately is None or lately.tokens >= LATELY or lately.honest != test.honest:
             lately = self._lately[node] = NodeTest(test.honest, test.false_alarm)
-        lately.look(*deviations, repeated=repeated)
+        lately.look(*deviations, again=again)
         found = lately.most_evidence >= -NOTABLE * math.log(lately.false_alarm)
         if found:
             del self._lately[node]  # told once
@@ -372,6 +371,7 @@ class AuditPlan:
         if any(test.caught_at for test in tests.values()) and not self.standing.of(node).expelled:
             tests.clear()
             self._lately.pop(node, None)
+            self._seen.forget(node)
 
     def _test(self, node: str, kind: NodeArithmetic) -> NodeTest:
         """Its test of this kind. All of a node's tests together have the chance of a false alarm that one may have."""

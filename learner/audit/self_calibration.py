@@ -63,8 +63,8 @@ def _repeated(claim: Claim, drawn: SeededDraws, found: Scored, seen: SeenTokens)
     there are few."""
     repeated = np.zeros(len(drawn.tokens), bool)
     places = np.flatnonzero(drawn.tokens == np.array(claim.completion_ids))
-    new = seen.new_of(claim.prompt_ids, claim.completion_ids, places.tolist(), found.claimed[places], found.recomputed[places])
-    repeated[places] = new.repeated
+    again = seen.again(claim.prompt_ids, claim.completion_ids, places.tolist(), found.claimed[places], found.recomputed[places])
+    repeated[places] = ~np.isnan(again)
     return repeated
 
 

@@ -154,38 +154,38 @@ class NodeTest:
 
     def look(
         self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray | None = None,
-        suspected: Mapping[str, np.ndarray] | None = None, *, repeated: np.ndarray | None = None,
+        suspected: Mapping[str, np.ndarray] | None = None, *, again: np.ndarray | None = None,
     ) -> Verdict:  # fmt: skip
         """More of its tokens: distances, log probabilities (nats) as claimed and as they are, and shifts (None: nothing is known
-        of them); of some suspects also what log probabilities would be under their weights. `repeated`, bool: those that came in
-        the same context before (see `learner.audit.repeats`); None: none did. No number is far off."""
-        self.log_path(distance, claimed, recomputed, shift, suspected, repeated=repeated)
+        of them); of some suspects also what log probabilities would be under their weights. `again`: nan where a token is
+        new, else what `SeenTokens.again` says; None: all are new. No number is far off."""
+        self.log_path(distance, claimed, recomputed, shift, suspected, again=again)
         return self.verdict()
 
     def log_path(
         self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray | None = None,
-        suspected: Mapping[str, np.ndarray] | None = None, *, repeated: np.ndarray | None = None,
+        suspected: Mapping[str, np.ndarray] | None = None, *, again: np.ndarray | None = None,
     ) -> np.ndarray:  # fmt: skip
         """As `look`; returns `log_evidence` after each of these tokens, for they may be looked at one by one."""
         suspected, path, first = suspected or {}, [np.empty(0)], 0
         shift = np.full(len(distance), np.nan) if shift is None else shift
-        repeated = np.zeros(len(distance), bool) if repeated is None else repeated
+        again = np.full(len(distance), np.nan) if again is None else again
         while first < len(distance):  # up to where money is handed out, or to the end
             part = slice(first, first + HANDED_OUT_EVERY - self.tokens % HANDED_OUT_EVERY)
             under = {name: values[part] for name, values in suspected.items()}
             columns = distance[part], claimed[part], recomputed[part], shift[part]
-            path.append(self._path_of_block(*columns, under, repeated=repeated[part]))
+            path.append(self._path_of_block(*columns, under, again=again[part]))
             first = part.stop
         return np.concatenate(path)
 
     def _path_of_block(
         self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray,
-        suspected: Mapping[str, np.ndarray], *, repeated: np.ndarray,
+        suspected: Mapping[str, np.ndarray], *, again: np.ndarray,
     ) -> np.ndarray:  # fmt: skip
         paths, idle = [np.empty((0, len(distance)))], 0
         block, done = divmod(self.tokens, HANDED_OUT_EVERY)
         handed_out = _handed_out(block) if block and not done else -math.inf
-        for name, values, mean in self._statistics(distance, claimed, recomputed, shift, suspected, repeated=repeated):
+        for name, values, mean in self._statistics(distance, claimed, recomputed, shift, suspected, again=again):
             shares = _stakes(name)
             sums, recent = self._sums.setdefault(name, np.zeros(2)), self._recent.setdefault(name, np.zeros((2, 2)))
             known = ~np.isnan(values)
@@ -251,6 +251,7 @@ class NodeTest:
         shift = h.bias / LOGPROB_SCALE / 2
         means = {"far": h.far, "near": h.near, "gross": h.gross}
         means |= {"off": h.off / LOGPROB_SCALE, "above": 0.5 + shift, "below": 0.5 + shift}
+        means["again"] = means["off"]
         means |= {f"noise {scale:g}": mean for scale, mean in zip(NOISE_SCALES, h.noise, strict=True)}
         means |= {f"quiet {scale:g}": mean for scale, mean in zip(NOISE_SCALES, h.quiet, strict=True)}
         wide = LATE_MARGIN * shift
@@ -260,27 +261,27 @@ class NodeTest:
 
     def _statistics(
         self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray,
-        suspected: Mapping[str, np.ndarray], *, repeated: np.ndarray,
+        suspected: Mapping[str, np.ndarray], *, again: np.ndarray,
     ) -> list[tuple[str, np.ndarray, float]]:  # fmt: skip
         """Name, values in [0, 1] and nan where a token says nothing, and the honest mean. Always the same names: the mixture's
         shares may not depend on what is seen."""
-        said_before = repeated & (claimed == recomputed)
+        repeated = ~np.isnan(again)
         with np.errstate(invalid="ignore"):
             signed = np.clip((claimed - recomputed) / LOGPROB_SCALE, -1.0, 1.0)
-        signed = np.where(said_before, np.nan, np.where(np.isnan(signed), 1.0, signed))
-        distance = np.where(np.isnan(distance), 1.0, distance)
+        signed = np.where(repeated, np.nan, np.nan_to_num(signed, nan=1.0))
+        distance = np.nan_to_num(distance, nan=1.0)
         values = {
             "far": (distance > FAR).astype(np.float64), "near": (distance > NEAR).astype(np.float64), "off": np.abs(signed),
             "above": (1 + signed) / 2, "below": (1 - signed) / 2,
             "gross": grossness(distance, shift),
+            "again": np.where(np.isfinite(again), np.minimum(again / LOGPROB_SCALE, 1.0), np.nan),
         }  # fmt: skip
-        logits = np.where(said_before, np.nan, logit_differences(claimed, recomputed))
+        logits = np.where(repeated, np.nan, logit_differences(claimed, recomputed))
         for scale in NOISE_SCALES:
             values[f"noise {scale:g}"] = share = np.minimum(np.abs(logits) / scale, 1.0)
-            values[f"quiet {scale:g}"] = np.where(repeated, np.nan, 1.0 - share)
+            values[f"quiet {scale:g}"] = 1.0 - share
         for name in self.suspects:
-            toward = self.toward(name, claimed, recomputed, suspected.get(name))
-            values[f"toward {name}"] = np.where(repeated, np.nan, toward)
+            values[f"toward {name}"] = np.where(repeated, np.nan, self.toward(name, claimed, recomputed, suspected.get(name)))
         means = self._means()
         return [(name, values[name.removeprefix(LATE)], mean) for name, mean in means.items()]
 
@@ -348,19 +349,19 @@ class KindsTest:
 
     def look(
         self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray | None = None,
-        suspected: Mapping[str, np.ndarray] | None = None, *, repeated: np.ndarray | None = None,
+        suspected: Mapping[str, np.ndarray] | None = None, *, again: np.ndarray | None = None,
     ) -> Verdict:  # fmt: skip
         """As `NodeTest.look`."""
-        self.log_path(distance, claimed, recomputed, shift, suspected, repeated=repeated)
+        self.log_path(distance, claimed, recomputed, shift, suspected, again=again)
         return self.verdict()
 
     def log_path(
         self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray | None = None,
-        suspected: Mapping[str, np.ndarray] | None = None, *, repeated: np.ndarray | None = None,
+        suspected: Mapping[str, np.ndarray] | None = None, *, again: np.ndarray | None = None,
     ) -> np.ndarray:  # fmt: skip
         """As `NodeTest.log_path`."""
         columns = distance, claimed, recomputed, shift, suspected
-        paths = [test.log_path(*columns, repeated=repeated) for test in self.tests.values()]
+        paths = [test.log_path(*columns, again=again) for test in self.tests.values()]
         path: np.ndarray = np.minimum.reduce(paths)
         if len(path):
             self.most_evidence = max(self.most_evidence, float(path.max()))
@@ -389,6 +390,7 @@ WORDS = {
     "near": f"share of tokens further than {NEAR} from their seeded draw",
     "gross": f"tokens that no rounding draws (logits would have to be off by {GROSS:g} nat)",
     "off": "mean difference of log probabilities (nats)",
+    "again": "how much further off (nats) log probabilities are than the same tokens' in the same contexts were",
     "above": "claimed log probabilities are too high (0.5 is fair)",
     "below": "claimed log probabilities are too low (0.5 is fair)",
     "noise": "noise of logits, as a share of {} nats",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from learner.audit.calibration import Calibration, NodeArithmetic
+from learner.audit.repeats import UNASKED
 from learner.audit.scorer import Claim, Scored
 from learner.audit.sequential import FALSE_ALARM, NodeTest
 from netem.bench.audit.bench import AuditBench, bench_audit
@@ -50,7 +51,7 @@ def column(n: int, noise: float, seed: int = 0, far: float = 0.0) -> Column:
     recomputed = -rng.exponential(1, n)
     claimed = recomputed - np.expm1(recomputed) * noise * rng.standard_normal(n)
     distance = np.where(rng.random(n) < far, 0.4, 0.0)
-    return Column(distance, claimed, recomputed, distance, said=claimed, repeated=np.zeros(n, bool))
+    return Column(distance, claimed, recomputed, distance, again=np.full(n, np.nan))
 
 
 def test_each_cheat_of_words_changes_what_it_says_and_nothing_else() -> None:
@@ -93,9 +94,7 @@ def test_tokens_are_kept_and_a_half_written_batch_is_none(tmp_path: Path) -> Non
     files.add(7, 1, same, [Scored(np.zeros(5), np.array(c.logprobs), np.full(5, -1.0), np.zeros(5)) for c in same])
     found = files.read()
     assert found.repeated[:160].sum() < 16 and found.repeated[160:].tolist() == [False] * 5 + [True] * 35
-    np.testing.assert_allclose(found.said[165:], found.recomputed[165:])
-    new = ~found.repeated
-    np.testing.assert_array_equal(found.said[new], found.claimed[new])
+    assert (found.again[165:170] == 0).all() and set(found.again[165:]) == {0.0, UNASKED}
     for want, got in zip(claims(5, 2), claims_of(files.batches()[1], world), strict=True):
         assert (got.prompt_ids, got.completion_ids, got.seed) == (want.prompt_ids, want.completion_ids, want.seed)
         np.testing.assert_allclose(got.logprobs, want.logprobs, rtol=1e-6)

@@ -96,8 +96,8 @@ def _feed(test: Test, sample: Sample, until_caught: bool) -> None:
     while first < sample.column.tokens and not (until_caught and test.caught_at):
         part = sample.part(first, first + size)
         column = part.column
-        judged = column.distance, column.said, column.recomputed, column.shift
-        test.log_path(*judged, suspected=part.suspected, repeated=column.repeated)
+        raw = column.distance, column.claimed, column.recomputed, column.shift
+        test.log_path(*raw, suspected=part.suspected, again=column.again)
         first, size = first + size, min(2 * size, PART)
 
 

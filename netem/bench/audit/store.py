@@ -26,14 +26,17 @@ class Column(NamedTuple):
     claimed: np.ndarray
     recomputed: np.ndarray
     shift: np.ndarray
-    said: np.ndarray
-    """as claimed, but for what was said before (see `learner.audit.repeats`): what is judged"""
-    repeated: np.ndarray
-    """bool: see there"""
+    again: np.ndarray
+    """see `SeenTokens.again`"""
 
     @property
     def tokens(self) -> int:
         return len(self.distance)
+
+    @property
+    def repeated(self) -> np.ndarray:
+        """bool: those that came in the same context before"""
+        return ~np.isnan(self.again)
 
     def part(self, first: int, stop: int) -> Column:
         return Column(*(values[first:stop] for values in self))
@@ -85,7 +88,7 @@ class TokenFiles:
             tokens += parts[-1].tokens
         if not parts:
             none = np.empty(0, np.float32)
-            return Column(none, none, none, none, said=none, repeated=np.empty(0, bool))
+            return Column(none, none, none, none, again=none)
         whole = Column(*(np.concatenate(values) for values in zip(*parts, strict=True)))
         return whole if most is None else whole.part(0, most)
 
@@ -96,14 +99,13 @@ def column_of(path: Path, world: World, seen: SeenTokens) -> Column:
         if lacking := [name for name in KEPT if name not in file]:
             raise UsageError(f"{path} has no {', '.join(lacking)}: an older release made it; take another --folder")
         distance, claimed, recomputed, shift = (file[name] for name in KEPT)
-    new, at = [], 0
+    again, at = [], 0
     for claim in claims_of(path, world):
         length = len(claim.completion_ids)
         place = slice(at, at + length)
-        new.append(seen.new_of(claim.prompt_ids, claim.completion_ids, range(length), claimed[place], recomputed[place]))
+        again.append(seen.again(claim.prompt_ids, claim.completion_ids, range(length), claimed[place], recomputed[place]))
         at += length
-    said, repeated = (np.concatenate(values) for values in zip(*new, strict=True))
-    return Column(distance, claimed, recomputed, shift, said, repeated)
+    return Column(distance, claimed, recomputed, shift, np.concatenate(again))
 
 
 KEPT = ("distance", "claimed", "recomputed", "shift")
