@@ -116,9 +116,12 @@ def test_tokens_are_judged_and_shown() -> None:
         })  # fmt: skip
     assert all(0 < rows[0][known]["median"] <= rows[0][known]["p90"] < 100 for known in made)
     assert all(rows[1][known]["median"] is None and rows[1][known]["of"] == 3_000 for known in made)
+    honest["beginnings"] = {way: honest_row(samples[ROUNDS], made[way], 300) for way in (KNOWN, NOBODY_TRUSTED)}
+    assert honest["beginnings"][KNOWN]["nodes"] == 67
     text = tables({"honest": [honest], "cheats": rows})
     shipped = made[NOBODY_TRUSTED]()
     assert isinstance(shipped, NodeTest) and shipped.honest == Calibration().honest(ROUNDS) and shipped.false_alarm < FALSE_ALARM
+    assert f"| {ROUNDS} | 0 of 67 |" in text
     assert f"90th percentile): {NOBODY_TRUSTED}" in text
     assert "| nothing | not in 3,000 |" in text and f"| {ROUNDS} | 20,000 |" in text
 

@@ -45,8 +45,9 @@ from p2p.errors import ShoalError, UsageError
 DTYPES = ("float32", "bfloat16")
 """Types that a node of the bench computes in."""
 
-SHORT_NODE = 10_000
-"""Tokens of one honest node with short answers."""
+BEGINNING, SHORTLY = 300, (KNOWN, NOBODY_TRUSTED)
+"""Tokens of an honest node of which many are judged, and how: bets that were never lost are turned by few tokens, so most false
+alarms are to be expected at a node's beginning."""
 
 REPEATS = 20
 """Runs of each cheat, each from another token of what was made."""
@@ -105,6 +106,9 @@ def judge(world: World, kinds: Sequence[NodeArithmetic], suspected: int, say: Ca
         scored = honest[kind].part(suspected // 2, suspected)
         row["with suspects"] = {"tokens": scored.column.tokens, **honest_row(scored, ways(means, kind, suspects)[KNOWN])}
         row["other prompts"] = _other_prompts(world, kind)
+        row["beginnings"] = {
+            way: honest_row(judged, test, BEGINNING) for way, test in ways(means, kind, own=own).items() if way in SHORTLY
+        }  # fmt: skip
         row["short answers"] = _short_answers(stream_of(world, kind, SHORT), ways(means, kind, own=own))
         rows.append(row)
         say(f"{kind}: {row['tokens']:,} honest tokens judged")
@@ -185,12 +189,12 @@ def _other_prompts(world: World, kind: NodeArithmetic) -> dict[str, Any] | None:
 
 
 def _short_answers(stream: TokenFiles, ways: Mapping[str, Callable[[], Test]]) -> dict[str, Any] | None:
-    """Many honest nodes of SHORT_NODE tokens, of answers of which most in a group are alike, as a run judges them that trusts
+    """Many honest nodes of BEGINNING tokens, of answers of which most in a group are alike, as a run judges them that trusts
     nobody and as one does that measured their kind."""
     column = stream.read()
     if not column.tokens:
         return None
-    return facts(column) | {way: honest_row(Sample(column, {}), ways[way], SHORT_NODE) for way in (KNOWN, NOBODY_TRUSTED)}
+    return facts(column) | {way: honest_row(Sample(column, {}), ways[way], BEGINNING) for way in SHORTLY}
 
 
 def _shown(means: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from netem.bench.audit.judging import AMONG, ELSEWHERE, KNOWN, LATE, NOBODY_TRUS
 def tables(result: Mapping[str, Any]) -> str:
     """What is printed: honest nodes, then cheats by what is known of a node."""
     out = [_honest(result["honest"])]
+    out.append(f"Honest nodes of which there are few tokens\n\n{_beginnings(result['honest'])}")
     if short := [row for row in result["honest"] if row.get("short answers")]:
         out.append(f"Honest nodes whose answers are short\n\n{_short(short)}")
     engines = [row["engine"] for row in result["honest"]]
@@ -45,13 +46,25 @@ def _honest(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _beginnings(rows: Sequence[Mapping[str, Any]]) -> str:
+    names = ["honest node", *(f"{way}: {what}" for way in (KNOWN, NOBODY_TRUSTED) for what in ("caught", "most evidence"))]
+    lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
+    for row in rows:
+        lines.append(f"| {row['engine']} | {' | '.join(map(_caught, map(row['beginnings'].get, (KNOWN, NOBODY_TRUSTED))))} |")
+    return "\n".join(lines)
+
+
+def _caught(of: Mapping[str, Any]) -> str:
+    return f"{of['caught']} of {of['nodes']:,} | {of['most_evidence']:.3g}"
+
+
 def _short(rows: Sequence[Mapping[str, Any]]) -> str:
     names = ["honest node", "tokens", "nats a token", "that came before"]
     names += [f"{way}: {what}" for way in (KNOWN, NOBODY_TRUSTED) for what in ("caught", "most evidence")]
     lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
     for row in rows:
         short = row["short answers"]
-        found = [f"{of['caught']} of {of['nodes']} | {of['most_evidence']:.3g}" for of in (short[KNOWN], short[NOBODY_TRUSTED])]
+        found = [_caught(short[way]) for way in (KNOWN, NOBODY_TRUSTED)]
         facts = f"{short['tokens']:,} | {short['nats']:.2f} | {short['repeated']:.1%}"
         lines.append(f"| {row['engine']} | {facts} | {' | '.join(found)} |")
     return "\n".join(lines)
