@@ -3,7 +3,7 @@
 How a token's log probability is rounded follows from its context, the prompt and all tokens before it. Members of a group share
 their prompt and often their first tokens, and where a task has few answers nearly all of them; a prompt comes again in a later
 step. Such tokens are off by the same amount, however often they come. A test that took sixteen of them for sixteen tokens called
-an honest node wrong in one of three runs of the demo (bench/audit.md#the-same-token-in-the-same-context). So a token of a context
+an honest node wrong in two of ten runs of the demo (bench/audit.md#the-same-token-in-the-same-context). So a token of a context
 counts once. Of further ones some are asked whether they are further off than it was: otherwise a node could say of them what it
 likes. Which ones is chosen without looking at them, the k-th with a chance of 1 in k: whoever counted those alone that are
 further off would count an honest node's worst ones. What seed draws a token differs for each, so distances and shifts count
