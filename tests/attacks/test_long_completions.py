@@ -100,7 +100,8 @@ class DrawsAuditor(SoundAuditor):
             return Deviations(distance, claimed, claimed + rng.normal(0, 0.01, len(ids)), shift)
 
         parts = [[found(c.first, c.completion_ids[c.first : c.stop], c.seed) for _, c in of] for of in read_claims(message)]
-        [answer] = Frames().feed(score_answer(parts, found(0, (STOP,) * message["bfloat16"], 0), cpu_s=0.0))
+        own = found(0, (STOP,) * message["bfloat16"], 0)
+        [answer] = Frames().feed(score_answer(parts, (*own, np.zeros(len(own.distance))), cpu_s=0.0))
         return answer
 
 
