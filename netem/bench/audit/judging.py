@@ -65,9 +65,7 @@ def calibrate(samples: Mapping[NodeArithmetic, Sample]) -> dict[NodeArithmetic, 
     made = {}
     for kind, sample in samples.items():
         first = sample.part(0, calibration_tokens(sample))
-        column = first.column
-        raw = column.distance, column.claimed, column.recomputed, column.shift
-        made[kind] = measure(*raw, suspected=first.suspected, repeated=column.repeated)
+        made[kind] = measure(*first.column.scored, suspected=first.suspected, repeated=first.column.repeated)
     return made
 
 
@@ -95,9 +93,7 @@ def _feed(test: Test, sample: Sample, until_caught: bool) -> None:
     first, size = 0, FIRST_PART
     while first < sample.column.tokens and not (until_caught and test.caught_at):
         part = sample.part(first, first + size)
-        column = part.column
-        raw = column.distance, column.claimed, column.recomputed, column.shift
-        test.log_path(*raw, suspected=part.suspected, again=column.again)
+        test.log_path(*part.column.scored, suspected=part.suspected, again=part.column.again)
         first, size = first + size, min(2 * size, PART)
 
 

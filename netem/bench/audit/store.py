@@ -18,6 +18,9 @@ from netem.bench.audit.nodes import MEMBERS, seed_of
 from netem.bench.audit.world import World
 from p2p.errors import UsageError
 
+KEPT = Scored._fields
+"""Columns that a batch's file has of each token."""
+
 
 class Column(NamedTuple):
     """Tokens of one behaviour of one kind of node."""
@@ -32,6 +35,11 @@ class Column(NamedTuple):
     @property
     def tokens(self) -> int:
         return len(self.distance)
+
+    @property
+    def scored(self) -> Scored:
+        """As the checker found them."""
+        return Scored(self.distance, self.claimed, self.recomputed, self.shift)
 
     @property
     def repeated(self) -> np.ndarray:
@@ -106,10 +114,6 @@ def column_of(path: Path, world: World, seen: SeenTokens) -> Column:
         again.append(seen.again(claim.prompt_ids, claim.completion_ids, range(length), claimed[place], recomputed[place]))
         at += length
     return Column(distance, claimed, recomputed, shift, np.concatenate(again))
-
-
-KEPT = ("distance", "claimed", "recomputed", "shift")
-"""Columns that a batch's file has of each token."""
 
 
 def claims_of(path: Path, world: World) -> list[Claim]:
