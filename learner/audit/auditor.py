@@ -23,10 +23,10 @@ import torch
 
 from learner.audit.auditor_settings import AuditorSettings
 from learner.audit.claims import Claim
-from learner.audit.plan import Deviations
+from learner.audit.deviations import Deviations, OwnDeviations
 from learner.audit.repeats import SeenTokens
 from learner.audit.scorer import score
-from learner.audit.self_calibration import OwnTokens, measure_bfloat16
+from learner.audit.self_calibration import measure_bfloat16
 from learner.audit.served_model import ServedModel, state_bytes
 from learner.audit.states import StateWindow, ToldState
 from learner.audit.wire import Frames, pack, read_claims, score_answer
@@ -129,7 +129,7 @@ class Auditor:
     def score(self, claims: list[list[tuple[Version, Claim]]], bfloat16: int = 0) -> FoundByAuditor:
         """Each part of each completion, in the order of versions, so that the state moves little; and up to so many tokens as
         `measure_bfloat16` has them."""
-        rounded: list[OwnTokens] = []
+        rounded: list[OwnDeviations] = []
         found: list[list[Deviations | None]] = [[None] * len(of) for of in claims]
         wanted: dict[Version, list[tuple[int, int]]] = {}
         for i, of in enumerate(claims):
@@ -148,7 +148,7 @@ class Auditor:
             of_version, asked = [claims[i][j][1] for i, j in places], (self._settings.temperature, self._settings.top_p)
             scored = score(self.model.model, of_version, *asked)
             for (i, j), of_part in zip(places, scored, strict=True):
-                found[i][j] = Deviations(*of_part)
+                found[i][j] = of_part
             left = bfloat16 - sum(len(own.repeated) for own in rounded)
             if left > 0:
                 rounded.append(measure_bfloat16(self.model.model, of_version, scored, left, *asked, seen=self._seen))

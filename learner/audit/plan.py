@@ -21,6 +21,7 @@ import numpy as np
 from learner.audit.calibration import Calibration, NodeArithmetic
 from learner.audit.choosing import chosen
 from learner.audit.claims import places_of
+from learner.audit.deviations import Deviations
 from learner.audit.judged import Judged
 from learner.audit.long_ones import LongCompletions
 from learner.audit.looks import GROWN, GROWN_ON_ALERT, LookKey, Looks
@@ -57,16 +58,6 @@ OWN_KIND = NodeArithmetic("transformers", "bfloat16", "cpu")
 
 OWN_AT_ONCE = 1_024
 """Tokens that the auditor makes itself beside what it checks, at the most: checks do not wait long for it."""
-
-
-class Deviations(NamedTuple):
-    """What scoring found of a part; one entry a sampled token."""
-
-    distance: np.ndarray
-    claimed: np.ndarray
-    recomputed: np.ndarray
-    shift: np.ndarray
-    """see `learner.audit.statistic`"""
 
 
 class ToldKind(NamedTuple):
@@ -257,9 +248,8 @@ class AuditPlan:
                 continue
             tokens = len(deviations.distance)
             trusted, places = self.standing.trusts(part.node), places_of(part.first, part.stop, check.given)
-            again = self._seen.of(str(kind) if trusted else part.node).again(  # a kind is measured on all of its trusted nodes
-                check.prompt_ids, check.completion_ids, places, deviations.claimed, deviations.recomputed
-            )
+            seen = self._seen.of(str(kind) if trusted else part.node)  # a kind is measured on all of its trusted nodes
+            again = seen.again(check.prompt_ids, check.completion_ids, places, deviations.claimed, deviations.recomputed)
             if trusted:
                 self.counts["calibrated"] += tokens
                 self.calibration.add(kind, *deviations, repeated=~np.isnan(again))
@@ -268,9 +258,10 @@ class AuditPlan:
             test = self._test(part.node, kind)
             test.honest = self.calibration.honest(kind)
             was = test.caught_at
-            verdict = test.look(*deviations, again=again)
+            counted = seen.counted(check.prompt_ids, check.completion_ids, places, deviations)
+            verdict = test.look(*counted, again=again)
             verdict = replace(
-                verdict, notable=verdict.notable or self._notable(part.node, test, deviations, again),
+                verdict, notable=verdict.notable or self._notable(part.node, test, counted, again),
                 gross=int((grossness(deviations.distance, deviations.shift) >= 1.0).sum()) * (test.honest.gross < MAY_BE_GROSS),
             )  # fmt: skip
             self.counts["caught"] += bool(test.caught_at and not was)

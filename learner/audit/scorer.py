@@ -6,41 +6,33 @@ Must not know nodes, who made what, or where the weights come from: a model of t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
 from learner.audit.claims import Claim, places_of
+from learner.audit.deviations import Deviations
 from learner.audit.statistic import CHUNK_VALUES, Distances, SeededDraws, distances, draws
 from p2p.few_sizes import filled_up, multiple_on
 from p2p.protocol.seeded import seed_keys, uniforms
 
-__all__ = ["MOST_TOKENS", "Claim", "Scored", "draw", "score"]
+__all__ = ["MOST_TOKENS", "Claim", "draw", "score"]
 
 MOST_TOKENS = 16_384
 """Tokens of one forward, padding included."""
-
-
-class Scored(NamedTuple):
-    """One entry a checked token."""
-
-    distance: np.ndarray
-    claimed: np.ndarray
-    recomputed: np.ndarray
-    shift: np.ndarray
 
 
 @torch.no_grad()
 def score(
     model: nn.Module, claims: Sequence[Claim], temperature: float = 1.0, top_p: float = 1.0,
     drawn: Sequence[SeededDraws] | None = None,
-) -> list[Scored]:  # fmt: skip
+) -> list[Deviations]:  # fmt: skip
     """Each claim's checked tokens. `model` has the weights of the version that all of them claim, in the type that they are to be
     checked in; logits are taken in float32. `drawn`: at the same places, what is scored in place of the claims' own tokens."""
 
-    def of_batch(batch: list[int]) -> list[Scored]:
+    def of_batch(batch: list[int]) -> list[Deviations]:
         rows = _Rows(model, [claims[i] for i in batch])
         if drawn is None:
             chosen = [rows.claims[row].completion_ids[p] for row, p in rows.flat]
@@ -54,7 +46,7 @@ def score(
             parts.append(distances(logits, ids, rows.uniforms[part], temperature, top_p))
         distance, recomputed, shift = (np.concatenate(column) for column in zip(*parts, strict=True))
         columns = map(rows.split, (distance, np.array(claimed, np.float64), recomputed, shift))
-        return [Scored(*row) for row in zip(*columns, strict=True)]
+        return [Deviations(*row) for row in zip(*columns, strict=True)]
 
     return _in_batches(model, claims, of_batch)
 

@@ -15,50 +15,41 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
 from learner.audit.claims import Claim
+from learner.audit.deviations import Deviations, OwnDeviations
 from learner.audit.repeats import SeenTokens
-from learner.audit.scorer import Scored, draw, score
+from learner.audit.scorer import draw, score
 from learner.audit.sequential import NEAR
 from learner.audit.statistic import SeededDraws
-
-
-class OwnTokens(NamedTuple):
-    """What the auditor itself came to."""
-
-    found: Scored
-    repeated: np.ndarray
-    """bool: see `learner.audit.repeats`"""
-
 
 MOST_OF_PROMPT = 256
 """Places of one prompt's completions that are looked at in one call: rounding differs from prompt to prompt."""
 
 
 def measure_bfloat16(
-    model: nn.Module, claims: Sequence[Claim], scored: Sequence[Scored], most: int, temperature: float = 1.0, top_p: float = 1.0,
-    *, seen: SeenTokens | None = None,
-) -> OwnTokens:  # fmt: skip
+    model: nn.Module, claims: Sequence[Claim], scored: Sequence[Deviations], most: int, temperature: float = 1.0,
+    top_p: float = 1.0, *, seen: SeenTokens | None = None,
+) -> OwnDeviations:  # fmt: skip
     """What an honest node that computes in bfloat16 would have come to at up to `most` places of these claims, all of them
     together. `scored`: what `score` found of them; `model`, in float32, is as it was for that, and is left so. `seen`: what it
     came to before."""
     places = list(_places_of_nobodys_choice(claims, scored, most))
     if not places:
-        return OwnTokens(Scored(*(np.empty(0) for _ in Scored._fields)), np.empty(0, bool))
+        return OwnDeviations(Deviations(*(np.empty(0) for _ in Deviations._fields)), np.empty(0, bool))
     with _in_bfloat16(model):
         drawn = draw(model, places, temperature, top_p)
     found = score(model, places, temperature, top_p, drawn)
     seen = SeenTokens() if seen is None else seen
     repeated = [_repeated(*of, seen) for of in zip(places, drawn, found, strict=True)]
-    return OwnTokens(Scored(*(np.concatenate(column) for column in zip(*found, strict=True))), np.concatenate(repeated))
+    return OwnDeviations(Deviations(*(np.concatenate(column) for column in zip(*found, strict=True))), np.concatenate(repeated))
 
 
-def _repeated(claim: Claim, drawn: SeededDraws, found: Scored, seen: SeenTokens) -> np.ndarray:
+def _repeated(claim: Claim, drawn: SeededDraws, found: Deviations, seen: SeenTokens) -> np.ndarray:
     """Which of the tokens that were drawn at a claim's places came so before. Where another one than the claim's was, it is new:
     there are few."""
     repeated = np.zeros(len(drawn.tokens), bool)
@@ -68,7 +59,7 @@ def _repeated(claim: Claim, drawn: SeededDraws, found: Scored, seen: SeenTokens)
     return repeated
 
 
-def as_drawn(scored: Scored) -> int:
+def as_drawn(scored: Deviations) -> int:
     """Of a completion's first tokens, how many are as the seed draws them: up to rounding, which moves an interval's edge by less
     than NEAR. A token that is further from its draw than that, or than it is likely, may have been picked from many: beyond it
     nothing counts."""
@@ -77,7 +68,7 @@ def as_drawn(scored: Scored) -> int:
     return int(odd.argmax()) if odd.any() else len(odd)
 
 
-def _places_of_nobodys_choice(claims: Sequence[Claim], scored: Sequence[Scored], most: int) -> Iterator[Claim]:
+def _places_of_nobodys_choice(claims: Sequence[Claim], scored: Sequence[Deviations], most: int) -> Iterator[Claim]:
     """The claims, cut off where they are not as drawn any more: the place of that token still counts, for it was read before it.
     What an environment gave ends them too: it may be the answer to what a node led it to."""
     left, of_prompt = most, Counter[tuple[int, ...]]()

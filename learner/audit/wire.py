@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgpack
 import numpy as np
 
 from learner.audit.claims import Claim, places_of
-from learner.audit.plan import Check, Deviations
+from learner.audit.deviations import Deviations, OwnDeviations
+from learner.audit.plan import Check
 from p2p.version import Version
 
 MAX_FRAME = 256 << 20
@@ -109,14 +110,6 @@ def read_deviations(message: dict[str, Any], checks: Sequence[Check]) -> list[li
             if d is not None and {len(column) for column in d} != {len(places_of(part.first, part.stop, check.given))}:
                 raise ValueError("it has other tokens than were asked for")
     return read
-
-
-class OwnDeviations(NamedTuple):
-    """What the auditor itself came to."""
-
-    found: Deviations
-    repeated: np.ndarray
-    """bool: see `learner.audit.repeats`"""
 
 
 def read_bfloat16(message: dict[str, Any], most: int) -> OwnDeviations:

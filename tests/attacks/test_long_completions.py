@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from learner.audit.calibration import Calibration
-from learner.audit.plan import Deviations
+from learner.audit.deviations import Deviations
 from learner.audit.wire import Frames, read_claims, score_answer
 from learner.head.audits import Audits
 from p2p.errors import ChannelClosed

@@ -14,7 +14,8 @@ import pytest
 import trio
 
 from learner.audit.calibration import Calibration
-from learner.audit.plan import LATELY, Deviations
+from learner.audit.deviations import Deviations
+from learner.audit.plan import LATELY
 from learner.audit.wire import Frames, score_answer
 from learner.head.audits import Audits
 from learner.standing.standing import RECHECK

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from learner.audit.calibration import Calibration, NodeArithmetic
+from learner.audit.deviations import Deviations
 from learner.audit.repeats import UNASKED
-from learner.audit.scorer import Claim, Scored
+from learner.audit.scorer import Claim
 from learner.audit.sequential import FALSE_ALARM, NodeTest
 from netem.bench.audit.bench import AuditBench, bench_audit
 from netem.bench.audit.cheats import cheats, likelier
@@ -51,7 +52,8 @@ def column(n: int, noise: float, seed: int = 0, far: float = 0.0) -> Column:
     recomputed = -rng.exponential(1, n)
     claimed = recomputed - np.expm1(recomputed) * noise * rng.standard_normal(n)
     distance = np.where(rng.random(n) < far, 0.4, 0.0)
-    return Column(distance, claimed, recomputed, distance, again=np.full(n, np.nan))
+    new = np.full(n, np.nan)
+    return Column(distance, claimed, recomputed, distance, again=new, counted_distance=distance, counted_shift=distance)
 
 
 def test_each_cheat_of_words_changes_what_it_says_and_nothing_else() -> None:
@@ -87,11 +89,11 @@ def test_tokens_are_kept_and_a_half_written_batch_is_none(tmp_path: Path) -> Non
     assert files.tokens == files.next_group == files.read().tokens == 0
     for first in (3, 5):
         made = claims(first, 2)
-        files.add(first, 2, made, [Scored(np.zeros(5), np.array(c.logprobs), np.full(5, -1.0), np.zeros(5)) for c in made])
+        files.add(first, 2, made, [Deviations(np.zeros(5), np.array(c.logprobs), np.full(5, -1.0), np.zeros(5)) for c in made])
     (tmp_path / "honest" / "000000007-80-2.half").write_bytes(b"PK")
     assert files.tokens == 160 and files.next_group == 7 and files.read(50).tokens == 50
     same = claims(7, 1)[:1] * MEMBERS
-    files.add(7, 1, same, [Scored(np.zeros(5), np.array(c.logprobs), np.full(5, -1.0), np.zeros(5)) for c in same])
+    files.add(7, 1, same, [Deviations(np.zeros(5), np.array(c.logprobs), np.full(5, -1.0), np.zeros(5)) for c in same])
     found = files.read()
     assert found.repeated[:160].sum() < 16 and found.repeated[160:].tolist() == [False] * 5 + [True] * 35
     assert (found.again[165:170] == 0).all() and set(found.again[165:]) == {0.0, UNASKED}

@@ -17,7 +17,8 @@ from learner.audit.calibration import (
     to_json,
     widest,
 )
-from learner.audit.plan import LATELY, MAX_KINDS, AuditPlan, Check, Deviations, MadePart, ToldKind, parts_of
+from learner.audit.deviations import Deviations
+from learner.audit.plan import LATELY, MAX_KINDS, AuditPlan, Check, MadePart, ToldKind, parts_of
 from learner.audit.sequential import HonestMeans
 from learner.audit.waiting import WaitingLines
 from learner.standing.standing import Standing, StandingRules

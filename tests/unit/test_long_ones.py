@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from learner.audit.calibration import Calibration
+from learner.audit.deviations import Deviations
 from learner.audit.long_ones import FEW_LENGTHS, LONG_PART, MOST_SPARE, RECENT_LENGTHS, LongCompletions
 from learner.audit.looks import FIRST_LOOK, LIVE_GROUPS, LookKey, Looks
 from learner.audit.parts import MadePart
-from learner.audit.plan import AuditPlan, Check, Deviations, ToldKind
+from learner.audit.plan import AuditPlan, Check, ToldKind
 from learner.head.trust import Trust
 from learner.rollouts.taking_back import TakenBack
 from learner.standing.rests import MOST_S, Rests

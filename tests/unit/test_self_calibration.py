@@ -14,9 +14,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from learner.audit.auditor import Auditor
 from learner.audit.calibration import ENOUGH, SHIPPED, Calibration, NodeArithmetic, from_json, to_json, widest
 from learner.audit.claims import Claim
-from learner.audit.plan import AuditPlan, Deviations, ToldKind
+from learner.audit.deviations import Deviations
+from learner.audit.plan import AuditPlan, ToldKind
 from learner.audit.repeats import SeenTokens
-from learner.audit.scorer import Scored, draw, score
+from learner.audit.scorer import draw, score
 from learner.audit.self_calibration import MOST_OF_PROMPT, as_drawn, measure_bfloat16
 from learner.audit.sequential import HonestMeans
 from learner.audit.statistic import distances, draws
@@ -76,7 +77,7 @@ def test_it_comes_to_what_a_node_comes_to_that_computes_so(model: Qwen3ForCausal
     node = Qwen3ForCausalLM(model.config).to(torch.bfloat16).eval()
     node.load_state_dict(model.state_dict())
     theirs = completions(node, 80, 24)
-    judged = Scored(*(np.concatenate(c) for c in zip(*score(model, theirs), strict=True)))
+    judged = Deviations(*(np.concatenate(c) for c in zip(*score(model, theirs), strict=True)))
     own, their = (np.abs(x.claimed - x.recomputed).mean() for x in (found, judged))
     assert 0.7 < own / their < 1.4 and own > 1e-3, (own, their)
     assert 0.5 < (found.distance > 0).sum() / (judged.distance > 0).sum() < 2
@@ -105,7 +106,7 @@ def test_nothing_counts_behind_what_a_node_may_have_chosen(model: Qwen3ForCausal
     assert first.mean() < 0.2 and second.mean() > 0.5, "known again in a later call"
     nothing = measure_bfloat16(model, [late], score(model, [late]), 100)
     assert not len(nothing.found.distance) and not len(nothing.repeated)
-    gone = Scored(np.array([np.nan]), np.array([-1.0]), np.array([-np.inf]), np.array([100.0]))
+    gone = Deviations(np.array([np.nan]), np.array([-1.0]), np.array([-np.inf]), np.array([100.0]))
     assert as_drawn(gone) == 0
 
 

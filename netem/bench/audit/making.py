@@ -15,7 +15,8 @@ import trio
 from torch import nn
 
 from learner.audit.calibration import NodeArithmetic
-from learner.audit.scorer import Claim, Scored, score
+from learner.audit.deviations import Deviations
+from learner.audit.scorer import Claim, score
 from netem.bench.audit.cheats import Change, Cheat, cheats, likelier
 from netem.bench.audit.nodes import EngineNode, open_node
 from netem.bench.audit.store import TokenFiles, claims_of
@@ -169,7 +170,7 @@ class TokenMaker:
             stream.add(first, groups, claims, found)
 
 
-def _said_right(found: Scored, claim: Claim, made: Claim) -> Scored:
+def _said_right(found: Deviations, claim: Claim, made: Claim) -> Deviations:
     """As if the node had said of each changed token what its log probability is."""
     changed = np.array(claim.completion_ids) != np.array(made.completion_ids)
     return found._replace(claimed=np.where(changed, found.recomputed, found.claimed))

@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from learner.audit.deviations import Deviations
 from learner.audit.repeats import SeenTokens
-from learner.audit.scorer import Claim, Scored
+from learner.audit.scorer import Claim
 from netem.bench.audit.nodes import MEMBERS, seed_of
 from netem.bench.audit.world import World
 from p2p.errors import UsageError
 
-KEPT = Scored._fields
+KEPT = Deviations._fields
 """Columns that a batch's file has of each token."""
 
 
@@ -31,15 +32,23 @@ class Column(NamedTuple):
     shift: np.ndarray
     again: np.ndarray
     """see `SeenTokens.again`"""
+    counted_distance: np.ndarray
+    counted_shift: np.ndarray
+    """see `SeenTokens.counted`"""
 
     @property
     def tokens(self) -> int:
         return len(self.distance)
 
     @property
-    def scored(self) -> Scored:
+    def scored(self) -> Deviations:
         """As the checker found them."""
-        return Scored(self.distance, self.claimed, self.recomputed, self.shift)
+        return Deviations(self.distance, self.claimed, self.recomputed, self.shift)
+
+    @property
+    def counted(self) -> Deviations:
+        """As they count."""
+        return Deviations(self.counted_distance, self.claimed, self.recomputed, self.counted_shift)
 
     @property
     def repeated(self) -> np.ndarray:
@@ -70,7 +79,7 @@ class TokenFiles:
         files = self.batches()
         return int(files[-1].stem.split("-")[0]) + int(files[-1].stem.split("-")[2]) if files else 0
 
-    def add(self, first: int, groups: int, claims: Sequence[Claim], found: Sequence[Scored]) -> None:
+    def add(self, first: int, groups: int, claims: Sequence[Claim], found: Sequence[Deviations]) -> None:
         """One more batch."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{first:09d}-{sum(len(c.completion_ids) for c in claims)}-{groups}.npz"
@@ -96,7 +105,7 @@ class TokenFiles:
             tokens += parts[-1].tokens
         if not parts:
             none = np.empty(0, np.float32)
-            return Column(none, none, none, none, again=none)
+            return Column(*(none for _ in Column._fields))
         whole = Column(*(np.concatenate(values) for values in zip(*parts, strict=True)))
         return whole if most is None else whole.part(0, most)
 
@@ -107,13 +116,19 @@ def column_of(path: Path, world: World, seen: SeenTokens) -> Column:
         if lacking := [name for name in KEPT if name not in file]:
             raise UsageError(f"{path} has no {', '.join(lacking)}: an older release made it; take another --folder")
         distance, claimed, recomputed, shift = (file[name] for name in KEPT)
-    again, at = [], 0
+    again, counted, at = [], [], 0
     for claim in claims_of(path, world):
         length = len(claim.completion_ids)
         place = slice(at, at + length)
         again.append(seen.again(claim.prompt_ids, claim.completion_ids, range(length), claimed[place], recomputed[place]))
+        found = Deviations(distance[place], claimed[place], recomputed[place], shift[place])
+        counted.append(seen.counted(claim.prompt_ids, claim.completion_ids, range(length), found))
         at += length
-    return Column(distance, claimed, recomputed, shift, np.concatenate(again))
+    as_counted = Deviations(*(np.concatenate(values) for values in zip(*counted, strict=True)))
+    return Column(
+        distance, claimed, recomputed, shift, again=np.concatenate(again), counted_distance=as_counted.distance,
+        counted_shift=as_counted.shift,
+    )  # fmt: skip
 
 
 def claims_of(path: Path, world: World) -> list[Claim]:
