@@ -238,7 +238,7 @@ class AuditPlan:
 
     def found(self, check: Check, found: Sequence[Deviations | None]) -> list[Judged]:
         """Take what scoring gave of each part, None where the state was not held any more. What it says of each node; those whom
-        it proves wrong are told again each time, until the operator forgives them."""
+        it proves wrong are told again each time, until the operator forgives them or their kind's bounds change."""
         said: dict[str, tuple[int, Verdict]] = {}
         for node in {part.node for part in check.parts}:  # here: between two parts a verdict is not told yet
             self._forget_where_forgiven(node)
@@ -256,7 +256,6 @@ class AuditPlan:
                 continue
             self.counts["checked"] += tokens
             test = self._test(part.node, kind)
-            test.honest = self.calibration.honest(kind)
             was = test.caught_at
             counted = seen.counted(check.prompt_ids, check.completion_ids, places, deviations)
             verdict = test.look(*counted, again=again)
@@ -371,9 +370,12 @@ class AuditPlan:
         forget_oldest(self._tests, MOST_TESTED, lambda one: one == node or self._is_here(one))
         if kind not in tests and len(tests) >= MAX_KINDS:
             kind = list(tests)[-1]
-        if kind not in tests:
-            tests[kind] = kind_test(self.calibration, kind, self.false_alarm, len(tests))
-        return tests[kind]
+        test, honest = tests.get(kind), self.calibration.honest(kind)
+        if test is None or (test.caught_at and test.honest != honest):  # it was proven wrong by bounds that are none
+            before = len(tests) if test is None else list(tests).index(kind)
+            test = tests[kind] = kind_test(self.calibration, kind, self.false_alarm, before)
+        test.honest = honest
+        return test
 
 
 def _most_of(parts: Iterable[MadePart]) -> str:

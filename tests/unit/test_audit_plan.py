@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -19,7 +22,7 @@ from learner.audit.calibration import (
 )
 from learner.audit.deviations import Deviations
 from learner.audit.plan import LATELY, MAX_KINDS, AuditPlan, Check, MadePart, ToldKind, parts_of
-from learner.audit.sequential import HonestMeans
+from learner.audit.sequential import HonestMeans, Verdict
 from learner.audit.waiting import WaitingLines
 from learner.standing.standing import Standing, StandingRules
 from learner.trajectory import Gap, Group, Maker, Trajectory
@@ -134,6 +137,27 @@ def test_who_is_proven_wrong_is_told_each_time_until_it_is_forgiven() -> None:
     [check] = plan.next(1)
     [judged] = plan.found(check, [sound(part) for part in check.parts])
     assert not judged.verdict.caught
+
+
+def test_who_was_proven_wrong_by_other_bounds_is_judged_anew_and_has_no_better_chance() -> None:
+    plan, kinds = make_plan(), (FLOAT32, NodeArithmetic("transformers", "bfloat16", "cuda"))
+
+    def look(i: int, kind: NodeArithmetic, made: Callable[[MadePart], Deviations]) -> Verdict:
+        plan.kind_of = lambda node: ToldKind(kind)
+        plan.whole(group(i, trajectory("n", 40)))
+        [check] = plan.next(1)
+        return plan.found(check, [made(part) for part in check.parts])[0].verdict
+
+    assert not look(0, kinds[0], sound).caught and look(1, kinds[1], wrong).caught
+    chances = [test.false_alarm for test in plan.tests("n")]
+    plan.standing.expel("n", "audits", 0.0)
+    plan.calibration.means[FLOAT32] = replace(SHIPPED[FLOAT32], far=1e-4)
+    assert look(2, kinds[1], sound).caught, "another kind's"
+    plan.calibration.means[kinds[1]] = HonestMeans(far=0.2)
+    assert not look(3, kinds[1], sound).caught
+    assert [test.false_alarm for test in plan.tests("n")] == chances and chances[1] < chances[0]
+    assert [test.tokens for test in plan.tests("n")] == [40, 40]
+    assert look(4, kinds[1], wrong).caught and look(5, kinds[1], sound).caught
 
 
 def test_parts_of_one_check_are_of_one_test() -> None:
