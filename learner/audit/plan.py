@@ -248,14 +248,14 @@ class AuditPlan:
                 continue
             tokens = len(deviations.distance)
             trusted, places = self.standing.trusts(part.node), places_of(part.first, part.stop, check.given)
+            test = None if trusted else self._test(part.node, kind)  # before: where it begins anew, nothing was seen
             seen = self._seen.of(str(kind) if trusted else part.node)  # a kind is measured on all of its trusted nodes
             again = seen.again(check.prompt_ids, check.completion_ids, places, deviations.claimed, deviations.recomputed)
-            if trusted:
+            if test is None:
                 self.counts["calibrated"] += tokens
                 self.calibration.add(kind, *deviations, repeated=~np.isnan(again))
                 continue
             self.counts["checked"] += tokens
-            test = self._test(part.node, kind)
             was = test.caught_at
             counted = seen.counted(check.prompt_ids, check.completion_ids, places, deviations)
             verdict = test.look(*counted, again=again)
@@ -373,6 +373,8 @@ class AuditPlan:
         test, honest = tests.get(kind), self.calibration.honest(kind)
         if test is None or (test.caught_at and test.honest != honest):  # it was proven wrong by bounds that are none
             before = len(tests) if test is None else list(tests).index(kind)
+            if test is not None:
+                self._seen.forget(node)
             test = tests[kind] = kind_test(self.calibration, kind, self.false_alarm, before)
         test.honest = honest
         return test
