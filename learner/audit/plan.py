@@ -257,10 +257,9 @@ class AuditPlan:
                 continue
             self.counts["checked"] += tokens
             was = test.caught_at
-            counted = seen.counted(check.prompt_ids, check.completion_ids, places, deviations)
-            verdict = test.look(*counted, again=again)
+            verdict = test.look(*deviations, again=again)
             verdict = replace(
-                verdict, notable=verdict.notable or self._notable(part.node, test, counted, again),
+                verdict, notable=verdict.notable or self._notable(part.node, test, deviations, again),
                 gross=int((grossness(deviations.distance, deviations.shift) >= 1.0).sum()) * (test.honest.gross < MAY_BE_GROSS),
             )  # fmt: skip
             self.counts["caught"] += bool(test.caught_at and not was)

@@ -6,12 +6,8 @@ step. Such tokens are off by the same amount, however often they come. A test th
 an honest node wrong in two of ten runs of the demo (bench/audit.md#the-same-token-in-the-same-context). So a token of a context
 counts once. Of further ones some are asked whether they are further off than it was: otherwise a node could say of them what it
 likes. Which ones is chosen without looking at them, the k-th with a chance of 1 in k: whoever counted those alone that are
-further off would count an honest node's worst ones.
-
-What seed draws a token differs for each, so distances and shifts say something new each time. But a context that is far off
-raises them for all of a group: three of 450 simulated honest nodes were called wrong for one loud context. So in each context a
-distance, and a shift, counts where it is FURTHER times as much as any before, and else as none. A node's evidence is never more
-for it.
+further off would count an honest node's worst ones. What seed draws a token differs for each, so distances and shifts count
+always (a context that is far off raises them for all of a group: see docs/design/audits.md).
 
 Must not know tests, versions or what follows.
 """
@@ -24,8 +20,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import xxhash
 
-from learner.audit.deviations import Deviations
-from learner.audit.sequential import GROSS_DISTANCE, LOGPROB_SCALE, logit_differences
+from learner.audit.sequential import LOGPROB_SCALE, logit_differences
 from p2p.forgetting import forget_oldest, renewed
 
 MOST_KEPT = 4_096
@@ -41,15 +36,6 @@ SAME = 1e-5
 """Nats by which a token may be further off than before and still be the same one: the auditor's own rounding, and a tenth of the
 least noise that is counted."""
 
-FURTHER = 2.0
-"""How many times as far as any before in its context a token must be to count as far. Rounding that moves an edge by x draws
-tokens that are up to x far: in each of its contexts hardly more than one counts, and as many as are further by chance would count
-by its half (simulated: bench/audit.md). A token that nobody drew is further than what rounding had."""
-
-MOST_FAR, FAR_OF_ONE = 1_024, 64
-"""Contexts of a node that had tokens further than GROSS_DISTANCE and are known again: 16 KiB; and so many such tokens of one part
-of a completion. Those of which the context is not known count."""
-
 UNASKED = math.inf
 """In place of how much further off a repeated token is: it is not asked."""
 
@@ -63,10 +49,6 @@ class SeenTokens:
         self._off = np.empty(MOST_KEPT, np.float32)
         self._times = np.empty(MOST_KEPT, np.uint64)
         self._seen = 0
-        self._contexts = np.empty(MOST_FAR, np.uint64)
-        self._furthest = np.empty((MOST_FAR, 2), np.float32)
-        """distance and shift"""
-        self._far_seen = 0
 
     def again(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int], places: Sequence[int], claimed: np.ndarray,
@@ -79,7 +61,7 @@ class SeenTokens:
         telling = np.flatnonzero(~np.isnan(logit_differences(claimed, recomputed)))[:OF_ONE]
         if not len(telling):
             return found
-        keys = self._keys_of(prompt_ids, completion_ids, [places[i] + 1 for i in telling])
+        keys = self._keys_of(prompt_ids, completion_ids, [places[i] for i in telling])
         with np.errstate(invalid="ignore"):
             off = np.abs(np.asarray(claimed, np.float64)[telling] - recomputed[telling])
         off = np.nan_to_num(off, nan=LOGPROB_SCALE).clip(max=LOGPROB_SCALE)
@@ -94,43 +76,19 @@ class SeenTokens:
         self._add(keys[~repeated], off[~repeated])
         return found
 
-    def counted(
-        self, prompt_ids: Sequence[int], completion_ids: Sequence[int], places: Sequence[int], found: Deviations
-    ) -> Deviations:  # fmt: skip
-        """The tokens at `places` of a completion, one entry a place, as their distances and shifts count: those of which the
-        context had others that are no less than a FURTHER part as far count as none. They are seen from here on."""
-        far = np.flatnonzero(found.distance > GROSS_DISTANCE)[:FAR_OF_ONE]
-        if not len(far):
-            return found
-        keys = self._keys_of(prompt_ids, completion_ids, [places[i] for i in far])
-        amounts = np.stack([found.distance[far], found.shift[far]], axis=1)
-        known = keys[:, None] == self._contexts[None, : min(self._far_seen, MOST_FAR)]
-        before, (row, at) = np.zeros_like(amounts), np.nonzero(known)
-        before[row] = self._furthest[at]
-        new = ~known.any(axis=1)
-        added = (self._far_seen + np.arange(int(new.sum()))) % MOST_FAR
-        self._contexts[added], self._furthest[added] = keys[new], np.nan_to_num(amounts[new])
-        self._furthest[at] = np.fmax(amounts[row], before[row])
-        self._far_seen += len(added)
-        with np.errstate(invalid="ignore"):
-            distance, shift = np.where(amounts < FURTHER * before, 0.0, amounts).T
-        counted = found._replace(distance=found.distance.copy(), shift=found.shift.copy())
-        counted.distance[far], counted.shift[far] = distance, shift
-        return counted
-
     def _add(self, keys: np.ndarray, off: np.ndarray) -> None:
         at = (self._seen + np.arange(len(keys))) % MOST_KEPT
         self._keys[at], self._off[at], self._times[at] = keys, off, 0
         self._seen += len(keys)
 
-    def _keys_of(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], ends: Sequence[int]) -> np.ndarray:
-        """uint64, of each place: of all tokens before it."""
+    def _keys_of(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], places: Sequence[int]) -> np.ndarray:
+        """uint64, of each place: of all tokens up to it and the one there."""
         ids = np.asarray(completion_ids, "<i8")
         text, first, keys = xxhash.xxh3_64(np.asarray(prompt_ids, "<i8").tobytes(), seed=self._secret), 0, []
-        for end in ends:
-            text.update(ids[first:end].tobytes())
+        for place in places:
+            text.update(ids[first : place + 1].tobytes())
             keys.append(text.intdigest())
-            first = end
+            first = place + 1
         return np.array(keys, np.uint64)
 
 

@@ -25,8 +25,8 @@ FOUND_WITHIN = 500
 here the auditor looks at a node's answers in batches."""
 
 STEPS = 120 if NIGHTLY else 80
-"""Of the run in which a cheat is caught and the auditor killed: what comes after goes on as it was. On a busy machine each start of
-an auditor takes half a minute, as the cheat's second coming does: with 50 the run could end before the second start."""
+"""Of the run in which a cheat is caught and the auditor killed: what comes after goes on as it was. On a busy machine a start of
+the auditor takes half a minute, as the cheat's second coming does: with 50 the run could end before the second start."""
 
 
 def start(shoal: Children, folder: Path, model: Path, steps: int, cheat: str, *flags: str) -> Path:

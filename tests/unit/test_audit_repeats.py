@@ -11,7 +11,7 @@ import xxhash
 from learner.audit.calibration import ENOUGH, Calibration, NodeArithmetic, measure
 from learner.audit.deviations import Deviations
 from learner.audit.plan import AuditPlan, Check, MadePart, ToldKind
-from learner.audit.repeats import FAR_OF_ONE, MOST_FAR, MOST_KEPT, OF_ONE, SAME, UNASKED, SeenByNode, SeenTokens
+from learner.audit.repeats import MOST_KEPT, OF_ONE, SAME, UNASKED, SeenByNode, SeenTokens
 from learner.audit.sequential import HonestMeans, NodeTest
 from learner.standing.standing import Standing, StandingRules
 from p2p.version import Version
@@ -186,74 +186,6 @@ def test_the_last_ones_are_kept() -> None:
         assert np.isnan(one(0.0, (9, i)))
     assert one(0.0, (9, MOST_KEPT)) == 0 and one(0.0, (9, 1)) == 0
     assert np.isnan(one(0.0, (9, 0))), "the first one is forgotten"
-
-
-def far(distance: Sequence[float], shift: Sequence[float] | None = None) -> Deviations:
-    d, n = np.array(distance), len(distance)
-    return Deviations(d, np.full(n, -1.0), np.full(n, -1.0), d.copy() if shift is None else np.array(shift))
-
-
-class OneContext:
-    """What counts of the distance and shift of the tokens that stand behind the same ones."""
-
-    def __init__(self) -> None:
-        self.seen, self.member = SeenTokens(), 0
-
-    def __call__(self, distance: float, shift: float, prompt: tuple[int, ...] = (1, 2)) -> tuple[float, float]:
-        self.member += 1  # another token each time: the context is what stands before it
-        found = far([0.0, distance], [0.0, shift])
-        counted = self.seen.counted(prompt, (3, self.member), range(2), found)
-        assert found.distance[1] == distance or np.isnan(distance), "what was found is left as it is"
-        return float(counted.distance[1]), float(counted.shift[1])
-
-
-def test_in_a_context_a_token_counts_that_is_twice_as_far_as_any_before() -> None:
-    one = OneContext()
-    assert one(0.06, 0.3) == (0.06, 0.3)
-    assert one(0.11, 0.5) == (0.0, 0.0)
-    assert one(0.13, 0.5) == (0.0, 0.0), "twice the furthest, whether it counted or not"
-    assert one(0.26, 0.2) == (0.26, 0.0) and one(0.01, 1.0) == (0.0, 1.0), "each for itself"
-    assert one(0.0, 0.0) == (0.0, 0.0) and one(0.9, 100.0) == (0.9, 100.0)
-    assert one(0.06, 0.3, prompt=(1, 3)) == (0.06, 0.3)
-    assert one(np.nan, 0.3)[1] == 0.3 and one(0.95, np.nan)[0] == 0.0, "no number: as it was"
-
-
-def test_what_is_no_further_than_rounding_is_not_kept_and_the_last_ones_are() -> None:
-    one = OneContext()
-    assert one(1e-3, 0.3) == (1e-3, 0.3) and one(0.0015, 0.3) == (0.0015, 0.3) and one(0.0015, 0.3) == (0.0, 0.0)
-    for i in range(MOST_FAR - 1):
-        assert one(0.5, 1.0, (7, i)) == (0.5, 1.0)
-    assert one(0.0015, 0.3) == (0.0, 0.0)
-    assert one(0.5, 1.0, (8,)) == (0.5, 1.0)
-    assert one(0.0015, 0.3) == (0.0015, 0.3), "the first one is forgotten"
-    whole = far([0.5] * (FAR_OF_ONE + 10))
-    for times in (0, 1):
-        counted = one.seen.counted((9,), tuple(range(len(whole.distance))), range(len(whole.distance)), whole)
-        assert (counted.distance > 0).sum() == (10 if times else FAR_OF_ONE + 10)
-
-
-def test_a_loud_context_calls_no_honest_node_wrong_and_hides_nobody(measured: HonestMeans) -> None:
-    """Sixty-four members, and one context of their prompt whose rounding moves an edge by 0.12."""
-
-    def evidence(counts: bool, edge: float, contexts: int, seed: int) -> float:
-        rng, plan, test = np.random.default_rng(seed), plan_of(measured), NodeTest(measured)
-        for member in range(64):
-            off = np.zeros(7)
-            off[:contexts] = np.maximum(0.0, edge - rng.random(contexts))  # its draw fell into what the edge was moved by
-            prompt, answer = (seed, 3), (*map(int, rng.integers(0, 10, contexts)), *[member] * (7 - contexts))
-            d = deviations(prompt, answer)._replace(distance=off, shift=2 * off)  # as in the middle of a token of P
-            if counts:
-                part = MadePart(Version(1, 0), 0, 7, "n")
-                check = Check(0, prompt, answer, (0.0,) * 7, seed=member, parts=(part,), kinds=(ROUNDS,))
-                plan.found(check, [d])
-            else:
-                test.look(*d)
-        return (plan.tests("n")[0] if counts else test).most_evidence
-
-    caught = -np.log(1e-4)
-    assert sum(evidence(False, 0.12, 1, seed) > caught for seed in range(40)) >= 3, "what this test is for does not happen"
-    assert max(evidence(True, 0.12, 1, seed) for seed in range(40)) < np.log(100)
-    assert min(evidence(True, 0.9, 3, seed) for seed in range(20)) > caught, "draws that are none"
 
 
 def test_each_node_has_its_own_and_gone_ones_are_forgotten() -> None:

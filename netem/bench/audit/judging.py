@@ -93,7 +93,7 @@ def _feed(test: Test, sample: Sample, until_caught: bool) -> None:
     first, size = 0, FIRST_PART
     while first < sample.column.tokens and not (until_caught and test.caught_at):
         part = sample.part(first, first + size)
-        test.log_path(*part.column.counted, suspected=part.suspected, again=part.column.again)
+        test.log_path(*part.column.scored, suspected=part.suspected, again=part.column.again)
         first, size = first + size, min(2 * size, PART)
 
 

@@ -32,9 +32,6 @@ class Column(NamedTuple):
     shift: np.ndarray
     again: np.ndarray
     """see `SeenTokens.again`"""
-    counted_distance: np.ndarray
-    counted_shift: np.ndarray
-    """see `SeenTokens.counted`"""
 
     @property
     def tokens(self) -> int:
@@ -44,11 +41,6 @@ class Column(NamedTuple):
     def scored(self) -> Deviations:
         """As the checker found them."""
         return Deviations(self.distance, self.claimed, self.recomputed, self.shift)
-
-    @property
-    def counted(self) -> Deviations:
-        """As they count."""
-        return Deviations(self.counted_distance, self.claimed, self.recomputed, self.counted_shift)
 
     @property
     def repeated(self) -> np.ndarray:
@@ -105,7 +97,7 @@ class TokenFiles:
             tokens += parts[-1].tokens
         if not parts:
             none = np.empty(0, np.float32)
-            return Column(*(none for _ in Column._fields))
+            return Column(none, none, none, none, again=none)
         whole = Column(*(np.concatenate(values) for values in zip(*parts, strict=True)))
         return whole if most is None else whole.part(0, most)
 
@@ -116,19 +108,13 @@ def column_of(path: Path, world: World, seen: SeenTokens) -> Column:
         if lacking := [name for name in KEPT if name not in file]:
             raise UsageError(f"{path} has no {', '.join(lacking)}: an older release made it; take another --folder")
         distance, claimed, recomputed, shift = (file[name] for name in KEPT)
-    again, counted, at = [], [], 0
+    again, at = [], 0
     for claim in claims_of(path, world):
         length = len(claim.completion_ids)
         place = slice(at, at + length)
         again.append(seen.again(claim.prompt_ids, claim.completion_ids, range(length), claimed[place], recomputed[place]))
-        found = Deviations(distance[place], claimed[place], recomputed[place], shift[place])
-        counted.append(seen.counted(claim.prompt_ids, claim.completion_ids, range(length), found))
         at += length
-    as_counted = Deviations(*(np.concatenate(values) for values in zip(*counted, strict=True)))
-    return Column(
-        distance, claimed, recomputed, shift, again=np.concatenate(again), counted_distance=as_counted.distance,
-        counted_shift=as_counted.shift,
-    )  # fmt: skip
+    return Column(distance, claimed, recomputed, shift, np.concatenate(again))
 
 
 def claims_of(path: Path, world: World) -> list[Claim]:
