@@ -66,8 +66,7 @@ class FoundByAuditor(NamedTuple):
     parts: list[list[Deviations | None]]
     """of each part of each completion; None where its state is not held"""
     bfloat16: list[np.ndarray]
-    """columns as those of `Deviations`, and which of these tokens are repeated: of nodes that compute so; [] where none was asked
-    for"""
+    """columns as those of `OwnDeviations`, of a node that computes so; [] where none was asked for"""
 
 
 class Auditor:
@@ -152,7 +151,7 @@ class Auditor:
             left = bfloat16 - sum(len(own.repeated) for own in rounded)
             if left > 0:
                 rounded.append(measure_bfloat16(self.model.model, of_version, scored, left, *asked, seen=self._seen))
-        columns = ((*own.found, own.repeated) for own in rounded)
+        columns = ((*own.found, own.repeated, own.prompts) for own in rounded)
         return FoundByAuditor(found, [np.concatenate(column) for column in zip(*columns, strict=True)])
 
     def answer(self, message: dict[str, Any]) -> bytes:

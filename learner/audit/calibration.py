@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
@@ -15,48 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from learner.audit.sequential import (
-    FAR,
-    LOGPROB_SCALE,
-    NEAR,
-    NOISE_SCALES,
-    HonestMeans,
-    NodeTest,
-    grossness,
-    logit_differences,
-)
+from learner.audit.measuring import LEAST, STRETCH, measure
+from learner.audit.sequential import NOISE_SCALES, HonestMeans
 from p2p.errors import UsageError
-
-MARGIN = 1.5
-"""Factor on a measured mean that hardly depends on the prompts."""
-
-PROMPT_MARGIN = 10.0
-"""Factor on the means that do: on prompts with several times the entropy, a bfloat16 node's log probabilities were off
-5.6 times as much, and 9 times as many tokens were near an edge (bench/audit.md). Nobody knows what will be asked."""
-
-NOISE_MARGIN = 2.0
-"""The same for noise of logits and for what it lacks: kinds of node are further apart than that."""
 
 OTHER_KIND = 1.5
 """Factor on how often a token is far, and on the noise of logits, for a node of a kind that nobody measured, beside the others.
 Between transformers and vLLM on processors there is a tenth of difference (bench/audit.md). GPUs were not measured; elsewhere
 transformers, vLLM and two GPUs drew 98 % of the same tokens (Token-DiFR)."""
-
-STRETCH, STRETCHES, STRETCH_SPREADS = 128, 8, 4.0
-"""Tokens in a row that are as loud or as exact as their prompt has it, so many stretches of them at the least (shorter ones where
-there are few tokens), and how many standard deviations of such stretches' means an honest node may be off. A node's first tokens
-may all be of one prompt: one of 222 honest nodes was called wrong by 140 tokens of a loud one (bench/audit.md)."""
-
-LEAST_SHARE = 1e-3
-"""Means of noise, and of what it lacks, are never taken for less."""
-
-LEAST_TOWARD = 0.15
-"""The mean of products with a suspect's differences is never taken for less. Rounding is a function of the context, and so is
-what other weights do: they agree by chance for all tokens of one prompt at once, whose mean had a standard deviation of some 0.1
-where that of all was zero (bench/audit.md). With 0.06, as measured token by token, an honest node was all but caught."""
-
-LEAST = HonestMeans(far=2e-4, near=5e-4, gross=1e-5, off=1e-3, bias=5e-4)
-"""Means are never taken for less: no sample is long enough to tell."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -71,70 +38,10 @@ class NodeArithmetic:
         return f"{self.engine}/{self.dtype}/{self.device}"
 
 
-def measure(
-    distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray,
-    suspected: Mapping[str, np.ndarray] | None = None, *, repeated: np.ndarray | None = None,
-) -> HonestMeans:  # fmt: skip
-    """From tokens of nodes that are known to be honest. `suspected`: of some suspects (see `NodeTest`) what these tokens' log
-    probabilities are under their weights; without them nothing is bet on suspects. `repeated`, bool: those that came in the same
-    context before, whose log probabilities say nothing new. UsageError without tokens."""
-    n = len(distance)
-    if not n:
-        raise UsageError("a calibration needs tokens of trusted nodes")
-    if repeated is not None and not repeated.all():
-        claimed, recomputed = claimed[~repeated], recomputed[~repeated]
-        suspected = {name: values[~repeated] for name, values in (suspected or {}).items()}
-    signed = np.clip((claimed - recomputed) / LOGPROB_SCALE, -1, 1) * LOGPROB_SCALE
-
-    def share(beyond: np.ndarray, margin: float) -> float:
-        rate = float(beyond.mean())
-        return margin * (rate + 4 * math.sqrt(max(rate, 1 / n) / n))
-
-    def mean(values: np.ndarray) -> float:
-        return PROMPT_MARGIN * (abs(float(values.mean())) + 4 * float(values.std()) / math.sqrt(len(values)))
-
-    logits = logit_differences(claimed, recomputed)
-    logits = np.abs(logits[~np.isnan(logits)])
-    shares = [np.minimum(logits / scale, 1.0) for scale in NOISE_SCALES]
-    level = float(logits.mean()) if len(logits) else 0.0
-    products = [_toward(level, claimed, recomputed, values) for values in (suspected or {}).values()]
-    return HonestMeans(
-        far=max(LEAST.far, share(distance > FAR, MARGIN)), near=max(LEAST.near, share(distance > NEAR, PROMPT_MARGIN)),
-        gross=max(LEAST.gross, mean(grossness(distance, shift))),
-        off=max(LEAST.off, mean(np.abs(signed))), bias=max(LEAST.bias, mean(signed)),
-        noise=tuple(map(_most, shares)), quiet=tuple(_most(1.0 - x) for x in shares),
-        level=level, toward=min(1.0, max(products, default=1.0)),
-    )  # fmt: skip
-
-
 def read_arithmetic(text: str) -> NodeArithmetic:
     """From "engine/dtype/device", as nodes say it; what is not of that form is of no known kind."""
     parts = text.split("/")
     return NodeArithmetic(*parts) if len(parts) == 3 and all(parts) else NodeArithmetic("unknown", "unknown", "unknown")
-
-
-def _toward(level: float, claimed: np.ndarray, recomputed: np.ndarray, suspected: np.ndarray) -> float:
-    """What the mean of the products with one suspect's differences is taken for; 1 says nothing."""
-    test = NodeTest(HonestMeans(level=level), suspects=("",))
-    values = 2 * test.toward("", claimed, recomputed, suspected) - 1
-    values = values[~np.isnan(values)]
-    if not len(values):
-        return 1.0
-    return max(LEAST_TOWARD, MARGIN * (abs(float(values.mean())) + 4 * float(values.std()) / math.sqrt(len(values))))
-
-
-def _most(shares: np.ndarray) -> float:
-    """What the mean of such shares, in the order of the tokens, is taken for: at most 1, which says nothing."""
-    n = len(shares)
-    if not n:
-        return 1.0
-    spread, mean = max(float(shares.std()), 1 / math.sqrt(n)), float(shares.mean())
-    all_in_all = NOISE_MARGIN * (mean + 4 * spread / math.sqrt(n))  # a sample without a single event may hide 1 in n
-    length = min(STRETCH, n // STRETCHES)
-    if not length:
-        return min(1.0, max(LEAST_SHARE, all_in_all))
-    stretches = shares[: n // length * length].reshape(-1, length).mean(axis=1)
-    return min(1.0, max(LEAST_SHARE, all_in_all, mean + STRETCH_SPREADS * float(stretches.std(ddof=1))))
 
 
 def widest(means: Mapping[NodeArithmetic, HonestMeans], louder: float = OTHER_KIND) -> HonestMeans:
@@ -181,10 +88,28 @@ fifty times what one of a small model with little entropy has. Narrower bounds w
 until a kind of this type was measured, which an auditor in float32 does itself."""
 
 ENOUGH = 4_096
-"""Tokens of trusted nodes from which a kind is measured."""
+"""Tokens of trusted nodes from which a kind is measured, of which no more than STRETCH of a prompt count: 32 prompts at the
+least. Measured on three prompts, a kind called 7 of 223 honest nodes wrong in simulations (bench/audit.md)."""
 
 PLENTY = 32_768
-"""Tokens of trusted nodes after which a kind is not looked at any more."""
+"""Tokens of trusted nodes, of however few prompts, after which a kind is measured and not looked at any more."""
+
+
+@dataclass
+class _TokensOfPrompts:
+    """How many tokens there are of how many prompts."""
+
+    all: int = 0
+    counted: int = 0
+    """of a prompt no more than STRETCH"""
+    _of: Counter[float] = field(default_factory=Counter)
+
+    def add(self, prompts: np.ndarray) -> None:
+        for prompt, tokens in Counter(prompts.tolist()).items():
+            before = self._of[prompt]
+            self._of[prompt] += tokens
+            self.all += tokens
+            self.counted += min(before + tokens, STRETCH) - min(before, STRETCH)
 
 
 @dataclass
@@ -206,8 +131,9 @@ class Calibration:
     """whether nodes draw from a nucleus (a top_p below 1): which tokens are in it is rounding as well, so a draw that is grossly
     off may be honest, and nothing is bet on it"""
     _seen: dict[NodeArithmetic, list[list[np.ndarray]]] = field(default_factory=dict, init=False, repr=False)
-    """distances, claimed and recomputed log probabilities, and shifts of trusted nodes, and which tokens are repeated"""
-    _tokens: dict[NodeArithmetic, int] = field(default_factory=dict, init=False, repr=False)
+    """distances, claimed and recomputed log probabilities, and shifts of trusted nodes, which tokens are repeated, and of what
+    prompts they are"""
+    _tokens: dict[NodeArithmetic, _TokensOfPrompts] = field(default_factory=dict, init=False, repr=False)
     _own: set[NodeArithmetic] = field(default_factory=set, init=False, repr=False)
     """kinds of which the auditor made some of the tokens"""
     _measured_at: dict[NodeArithmetic, int] = field(default_factory=dict, init=False, repr=False)
@@ -245,46 +171,52 @@ class Calibration:
 
     def wants(self, kind: NodeArithmetic) -> bool:
         """Whether tokens of trusted nodes of this kind would tell more."""
-        return kind not in self.given and self._tokens.get(kind, 0) < PLENTY
+        return kind not in self.given and self.tokens(kind) < PLENTY
 
     def stands(self, kind: NodeArithmetic) -> bool:
-        """Whether there are bounds for this very kind that no measurement in bfloat16 would move: given, measured with ENOUGH
-        tokens in this life, or those that are shipped for float32."""
-        return kind in self.given or self.tokens(kind) >= ENOUGH or (kind in SHIPPED and kind.dtype != "bfloat16")
+        """Whether there are bounds for this very kind that no measurement in bfloat16 would move: given, measured in this
+        life, or those that are shipped for float32."""
+        return kind in self.given or kind in self._measured_at or (kind in SHIPPED and kind.dtype != "bfloat16")
 
     def tokens(self, kind: NodeArithmetic) -> int:
         """Of this kind, that were added."""
-        return self._tokens.get(kind, 0)
+        return self._tokens.get(kind, _TokensOfPrompts()).all
+
+    def counted(self, kind: NodeArithmetic) -> int:
+        """The same, but of a prompt no more than STRETCH."""
+        return self._tokens.get(kind, _TokensOfPrompts()).counted
 
     def wants_own(self, kind: NodeArithmetic) -> int:
         """Tokens that the auditor should make itself as a node of this kind: where nothing was given, and neither it nor trusted
         nodes gave ENOUGH. None of an auditor that rounds itself."""
-        return max(0, ENOUGH - self.tokens(kind)) if self.exact and kind not in self.given else 0
+        wanted = self.exact and kind not in self.given and kind not in self._measured_at
+        return max(0, ENOUGH - self.counted(kind)) if wanted else 0
 
     def add(
         self, kind: NodeArithmetic, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray,
-        *, repeated: np.ndarray | None = None, own: bool = False,
+        *, prompts: np.ndarray, repeated: np.ndarray | None = None, own: bool = False,
     ) -> None:  # fmt: skip
         """Tokens of a trusted node, or the auditor's `own`. The kind is measured once there are ENOUGH, each time that they have
-        doubled, and with PLENTY for the last time. `repeated`: as for `measure`. How exact a kind may be the auditor's own tokens
-        do not say: other processors round less, and other prompts are rounded less."""
+        doubled, and with PLENTY for the last time. `prompts` and `repeated`: as for `measure`. How exact a kind may be the
+        auditor's own tokens do not say: other processors round less, and other prompts are rounded less."""
         if not self.wants(kind) or not len(distance):
             return
-        columns = self._seen.setdefault(kind, [[], [], [], [], []])
+        columns = self._seen.setdefault(kind, [[], [], [], [], [], []])
         repeated = np.zeros(len(distance), bool) if repeated is None else repeated
         if own:
             self._own.add(kind)
-        for column, values in zip(columns, (distance, claimed, recomputed, shift, repeated), strict=True):
+        for column, values in zip(columns, (distance, claimed, recomputed, shift, repeated, prompts), strict=True):
             column.append(values)
-        self._tokens[kind] = tokens = self._tokens.get(kind, 0) + len(distance)
-        if tokens >= max(ENOUGH, 2 * self._measured_at.get(kind, 0)) or tokens >= PLENTY:
-            self._measured_at[kind] = tokens
-            distances, said, found, shifts, again = map(np.concatenate, columns)
-            means = measure(distances, said, found, shifts, repeated=again)
+        self._tokens.setdefault(kind, _TokensOfPrompts()).add(prompts)
+        counted, all_of_them = self.counted(kind), self.tokens(kind) >= PLENTY
+        if counted >= max(ENOUGH, 2 * self._measured_at.get(kind, 0)) or all_of_them:
+            self._measured_at[kind] = counted
+            distances, said, found, shifts, again, of = map(np.concatenate, columns)
+            means = measure(distances, said, found, shifts, repeated=again, prompts=of)
             self.means[kind] = replace(means, quiet=_ANY) if kind in self._own else means
             self.measured |= {kind}
             self.changed(to_json({k: m for k, m in self.means.items() if k in self.measured or k in self.given}))
-        if tokens >= PLENTY:
+        if all_of_them:
             del self._seen[kind]
 
 

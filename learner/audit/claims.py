@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import xxhash
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -21,6 +24,11 @@ class Claim:
     """nor those from this one on"""
     given: tuple[tuple[int, int], ...] = ()
     """[start, stop) of what an environment wrote, which nobody drew"""
+
+
+def prompt_number(prompt_ids: Sequence[int]) -> int:
+    """Stands for a prompt: 53 bits, which a float64 holds."""
+    return xxhash.xxh3_64_intdigest(np.asarray(prompt_ids, "<i8").tobytes()) >> 11
 
 
 def places_of(first: int, stop: int, given: Sequence[tuple[int, int]]) -> list[int]:

@@ -23,3 +23,5 @@ class OwnDeviations(NamedTuple):
     found: Deviations
     repeated: np.ndarray
     """bool: see `learner.audit.repeats`"""
+    prompts: np.ndarray
+    """float64: `prompt_number` of each token's prompt"""

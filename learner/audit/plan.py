@@ -20,8 +20,8 @@ import numpy as np
 
 from learner.audit.calibration import Calibration, NodeArithmetic
 from learner.audit.choosing import chosen
-from learner.audit.claims import places_of
-from learner.audit.deviations import Deviations
+from learner.audit.claims import places_of, prompt_number
+from learner.audit.deviations import Deviations, OwnDeviations
 from learner.audit.judged import Judged
 from learner.audit.long_ones import LongCompletions
 from learner.audit.looks import GROWN, GROWN_ON_ALERT, LookKey, Looks
@@ -253,13 +253,15 @@ class AuditPlan:
             again = seen.again(check.prompt_ids, check.completion_ids, places, deviations.claimed, deviations.recomputed)
             if test is None:
                 self.counts["calibrated"] += tokens
-                self.calibration.add(kind, *deviations, repeated=~np.isnan(again))
+                prompts = np.full(tokens, prompt_number(check.prompt_ids), np.float64)
+                self.calibration.add(kind, *deviations, repeated=~np.isnan(again), prompts=prompts)
                 continue
             self.counts["checked"] += tokens
             was = test.caught_at
-            verdict = test.look(*deviations, again=again)
+            groups = np.full(tokens, float(check.group_id))
+            verdict = test.look(*deviations, again=again, groups=groups)
             verdict = replace(
-                verdict, notable=verdict.notable or self._notable(part.node, test, deviations, again),
+                verdict, notable=verdict.notable or self._notable(part.node, test, deviations, again, groups),
                 gross=int((grossness(deviations.distance, deviations.shift) >= 1.0).sum()) * (test.honest.gross < MAY_BE_GROSS),
             )  # fmt: skip
             self.counts["caught"] += bool(test.caught_at and not was)
@@ -272,13 +274,13 @@ class AuditPlan:
         whole = check.whole and all(deviations is not None for deviations in found)
         return [Judged(node, tokens, verdict, whole) for node, (tokens, verdict) in said.items()]
 
-    def own(self, found: Deviations, repeated: np.ndarray) -> bool:
-        """What the auditor itself would have come to as a node of the kind `own_kind`. Whether it is measured with these.
-        `repeated`, bool: those that came in the same context before."""
-        wanted = self.calibration.wants_own(self.own_kind)
+    def own(self, own: OwnDeviations) -> bool:
+        """What the auditor itself would have come to as a node of the kind `own_kind`. Whether it is measured with these."""
+        wanted, found = self.calibration.wants_own(self.own_kind), own.found
         finite = np.isfinite(found.claimed) & np.isfinite(found.recomputed)  # others say nothing of how it is computed
         self.counts["own"] += int(finite.sum())
-        self.calibration.add(self.own_kind, *(column[finite] for column in found), repeated=repeated[finite], own=True)
+        columns, repeated, prompts = (column[finite] for column in found), own.repeated[finite], own.prompts[finite]
+        self.calibration.add(self.own_kind, *columns, repeated=repeated, prompts=prompts, own=True)
         return wanted > 0 and not self.calibration.wants_own(self.own_kind)
 
     def wants_own(self, checks: Sequence[Check]) -> int:
@@ -344,12 +346,12 @@ class AuditPlan:
         self.counts["dropped"] += tokens_of(check.parts)
         self._looks.not_checked(LookKey(check.group_id, check.seed), check.parts)
 
-    def _notable(self, node: str, test: NodeTest, deviations: Deviations, again: np.ndarray) -> bool:
+    def _notable(self, node: str, test: NodeTest, deviations: Deviations, again: np.ndarray, groups: np.ndarray) -> bool:
         """Whether its last tokens say something against it, whatever those before said for it."""
         lately = self._lately.get(node)
         if lately is None or lately.tokens >= LATELY or lately.honest != test.honest:
             lately = self._lately[node] = NodeTest(test.honest, test.false_alarm)
-        lately.look(*deviations, again=again)
+        lately.look(*deviations, again=again, groups=groups)
         found = lately.most_evidence >= -NOTABLE * math.log(lately.false_alarm)
         if found:
             del self._lately[node]  # told once

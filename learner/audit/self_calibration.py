@@ -20,15 +20,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from learner.audit.claims import Claim
+from learner.audit.claims import Claim, prompt_number
 from learner.audit.deviations import Deviations, OwnDeviations
+from learner.audit.measuring import STRETCH
 from learner.audit.repeats import SeenTokens
 from learner.audit.scorer import draw, score
 from learner.audit.sequential import NEAR
 from learner.audit.statistic import SeededDraws
 
-MOST_OF_PROMPT = 256
-"""Places of one prompt's completions that are looked at in one call: rounding differs from prompt to prompt."""
+MOST_OF_PROMPT = STRETCH
+"""Places of one prompt's completions that are looked at in one call: a calibration counts no more of it."""
 
 
 def measure_bfloat16(
@@ -40,13 +41,15 @@ def measure_bfloat16(
     came to before."""
     places = list(_places_of_nobodys_choice(claims, scored, most))
     if not places:
-        return OwnDeviations(Deviations(*(np.empty(0) for _ in Deviations._fields)), np.empty(0, bool))
+        return OwnDeviations(Deviations(*(np.empty(0) for _ in Deviations._fields)), np.empty(0, bool), np.empty(0))
     with _in_bfloat16(model):
         drawn = draw(model, places, temperature, top_p)
     found = score(model, places, temperature, top_p, drawn)
     seen = SeenTokens() if seen is None else seen
     repeated = [_repeated(*of, seen) for of in zip(places, drawn, found, strict=True)]
-    return OwnDeviations(Deviations(*(np.concatenate(column) for column in zip(*found, strict=True))), np.concatenate(repeated))
+    prompts = [np.full(len(new), float(prompt_number(claim.prompt_ids))) for claim, new in zip(places, repeated, strict=True)]
+    columns = (np.concatenate(column) for column in zip(*found, strict=True))
+    return OwnDeviations(Deviations(*columns), np.concatenate(repeated), np.concatenate(prompts))
 
 
 def _repeated(claim: Claim, drawn: SeededDraws, found: Deviations, seen: SeenTokens) -> np.ndarray:

@@ -64,15 +64,25 @@ LEAST_DOUBT = 0.05
 """Tokens of a probability above one less this say nothing about noise."""
 
 LATE, LATE_MARGIN = "late ", 3.0
-"""Bets on what begins late: their money is not there at the beginning, but handed out bit by bit as tokens come, so that what was
-staked on a node's honest tokens does not count. Fresh money finds each stretch that is out of the ordinary, and an honest node's
-are so for all answers to one prompt, by up to twice the bounds (bench/audit.md): such bets have bounds so many times as wide."""
+"""Bets on what begins late: half their money is not there at the beginning, but handed out bit by bit as tokens come, so that
+what was staked on a node's honest tokens does not count. Fresh money finds each stretch that is out of the ordinary, and an
+honest node's are so for all answers to one prompt, by up to twice the bounds (bench/audit.md): such bets have bounds so many
+times as wide."""
+
+AT_FIRST = 0.5
+"""Part of the money of such bets that is there at the beginning: they find soon what is far beyond the bounds."""
 
 HANDED_OUT_EVERY = 128
 """Tokens after which some of it is handed out."""
 
 NEVER_LATE = ("quiet", "toward")
 """Statistics without such a bet: what an honest node's rounding lacks, and agrees with, by chance, goes by prompt alone."""
+
+OF_A_GROUP, MOST_OF_GROUP = ("noise", "quiet"), 0.5
+"""Statistics that all tokens of a prompt have in common, and what part of the log of the evidence that calls a node wrong a bet
+on one of them gains in one group at the most. Each bet is a small share of the mixture, so it takes three groups. No sample tells
+how loud the loudest of a thousand prompts is, and the answers to one that is a little louder than the bounds would be enough
+(bench/audit.md). What is more than LATE_MARGIN times as loud as they are is found within a group all the same."""
 
 RECENT = 128
 """Tokens that are called the last ones, where an operator is told what speaks against a node that was honest before."""
@@ -147,6 +157,10 @@ class NodeTest:
     """statistic -> sum of its values, and how many tokens have one"""
     _recent: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
     """the same of the last tokens: of RECENT or some more, and of those that came since"""
+    _group: float = field(default=math.nan, init=False, repr=False)
+    """of which the last token was"""
+    _gained: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
+    """statistic -> what each stake gained in this group since it was lowest"""
     _why: str = field(default="", init=False, repr=False)
     """what it was caught by"""
     _paces: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
@@ -154,29 +168,49 @@ class NodeTest:
 
     def look(
         self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray | None = None,
-        suspected: Mapping[str, np.ndarray] | None = None, *, again: np.ndarray | None = None,
+        suspected: Mapping[str, np.ndarray] | None = None, *, again: np.ndarray | None = None, groups: np.ndarray | None = None,
     ) -> Verdict:  # fmt: skip
         """More of its tokens: distances, log probabilities (nats) as claimed and as they are, and shifts (None: nothing is known
         of them); of some suspects also what log probabilities would be under their weights. `again`: nan where a token is
-        new, else what `SeenTokens.again` says; None: all are new. No number is far off."""
-        self.log_path(distance, claimed, recomputed, shift, suspected, again=again)
+        new, else what `SeenTokens.again` says; None: all are new. `groups`: a number for each token's group, those of one in a
+        row; None: each token has its own. No number is far off."""
+        self.log_path(distance, claimed, recomputed, shift, suspected, again=again, groups=groups)
         return self.verdict()
 
     def log_path(
         self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray | None = None,
-        suspected: Mapping[str, np.ndarray] | None = None, *, again: np.ndarray | None = None,
+        suspected: Mapping[str, np.ndarray] | None = None, *, again: np.ndarray | None = None, groups: np.ndarray | None = None,
     ) -> np.ndarray:  # fmt: skip
         """As `look`; returns `log_evidence` after each of these tokens, for they may be looked at one by one."""
         suspected, path, first = suspected or {}, [np.empty(0)], 0
         shift = np.full(len(distance), np.nan) if shift is None else shift
         again = np.full(len(distance), np.nan) if again is None else again
-        while first < len(distance):  # up to where money is handed out, or to the end
-            part = slice(first, first + HANDED_OUT_EVERY - self.tokens % HANDED_OUT_EVERY)
-            under = {name: values[part] for name, values in suspected.items()}
-            columns = distance[part], claimed[part], recomputed[part], shift[part]
-            path.append(self._path_of_block(*columns, under, again=again[part]))
-            first = part.stop
+        ends = [] if groups is None else (np.flatnonzero(np.diff(groups)) + 1).tolist()
+        for end in [*ends, len(distance)]:
+            while first < end:  # up to where money is handed out, or another group begins, or to the end
+                part = slice(first, min(end, first + HANDED_OUT_EVERY - self.tokens % HANDED_OUT_EVERY))
+                under = {name: values[part] for name, values in suspected.items()}
+                columns = distance[part], claimed[part], recomputed[part], shift[part]
+                self._begin(math.nan if groups is None else float(groups[first]))
+                path.append(self._path_of_block(*columns, under, again=again[part]))
+                first = part.stop
         return np.concatenate(path)
+
+    def _begin(self, group: float) -> None:
+        if group != self._group:  # as it is where there are none: not a number
+            self._group = group
+            self._gained.clear()
+
+    def _in_group(self, name: str, gains: np.ndarray) -> np.ndarray:
+        """Log gains [stakes, tokens] of a bet: none any more of a stake once it has gained its part in this group."""
+        if math.isnan(self._group) or not name.startswith(OF_A_GROUP):
+            return gains
+        before, most = self._gained.get(name, np.zeros(len(gains))), -MOST_OF_GROUP * math.log(self.false_alarm)
+        path = before[:, None] + gains.cumsum(axis=1)
+        rise = path - np.minimum(np.minimum.accumulate(path, axis=1), 0.0)
+        over = np.maximum.accumulate(np.column_stack([before, rise]) >= most, axis=1)
+        self._gained[name] = np.where(over[:, -1], most, rise[:, -1])
+        return np.where(over[:, :-1], 0.0, gains)
 
     def _path_of_block(
         self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray,
@@ -203,9 +237,10 @@ class NodeTest:
                 continue
             late_bet = name.startswith(LATE)
             if before is None:
-                before = np.full(len(shares), -math.inf if late_bet else 0.0)
+                before = np.full(len(shares), math.log(AT_FIRST) if late_bet else 0.0)
             stakes = np.array(shares)[:, None] / mean
             gains = np.log1p(np.clip(stakes * np.where(known, values - mean, 0.0)[None, :], -1 + 1e-12, None))
+            gains = self._in_group(name, gains)
             if late_bet:
                 before = np.logaddexp(before, handed_out)
             paths.append(before[:, None] + gains.cumsum(axis=1))
@@ -313,7 +348,7 @@ def _stakes(name: str) -> tuple[float, ...]:
 
 def _handed_out(block: int) -> float:
     """Log of the money that each late bet is handed at the beginning of this block of tokens, from the second one (1) on."""
-    return -math.log(_ALL_OF_IT * (block + 1)) - 2 * math.log(math.log(block + 1))
+    return math.log(1 - AT_FIRST) - math.log(_ALL_OF_IT * (block + 1)) - 2 * math.log(math.log(block + 1))
 
 
 def _log_mean(logs: np.ndarray, idle: int) -> np.ndarray:
@@ -330,53 +365,6 @@ def logit_differences(claimed: np.ndarray, recomputed: np.ndarray) -> np.ndarray
         doubt = -np.expm1(np.minimum(recomputed, 0.0))
         found = np.clip((claimed - recomputed) / doubt, -1.0, 1.0)
     return np.where(doubt < LEAST_DOUBT, np.nan, np.where(np.isnan(found), 1.0, found))
-
-
-class KindsTest:
-    """Of a node that may be of any of several kinds, nobody knows which: it is caught when none of them would be so. Its evidence
-    is the least of the kinds' own, so an honest node of any of them is called wrong as rarely as by its own test."""
-
-    def __init__(
-        self, kinds: Mapping[str, HonestMeans], false_alarm: float = FALSE_ALARM, suspects: tuple[str, ...] = ()
-    ) -> None:
-        self.tests = {name: NodeTest(honest, false_alarm, suspects) for name, honest in kinds.items()}
-        self._limit = -math.log(false_alarm)
-        self.tokens = 0
-        self.caught_at = 0
-        """tokens after which it was caught; 0: it was not"""
-        self.most_evidence = 0.0
-        """the most that the least of the kinds' evidence ever was"""
-
-    def look(
-        self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray | None = None,
-        suspected: Mapping[str, np.ndarray] | None = None, *, again: np.ndarray | None = None,
-    ) -> Verdict:  # fmt: skip
-        """As `NodeTest.look`."""
-        self.log_path(distance, claimed, recomputed, shift, suspected, again=again)
-        return self.verdict()
-
-    def log_path(
-        self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray | None = None,
-        suspected: Mapping[str, np.ndarray] | None = None, *, again: np.ndarray | None = None,
-    ) -> np.ndarray:  # fmt: skip
-        """As `NodeTest.log_path`."""
-        columns = distance, claimed, recomputed, shift, suspected
-        paths = [test.log_path(*columns, again=again) for test in self.tests.values()]
-        path: np.ndarray = np.minimum.reduce(paths)
-        if len(path):
-            self.most_evidence = max(self.most_evidence, float(path.max()))
-            over = path >= self._limit
-            if not self.caught_at and over.any():
-                self.caught_at = self.tokens + int(over.argmax()) + 1
-        self.tokens += len(path)
-        return path
-
-    def verdict(self) -> Verdict:
-        """By what was seen so far; why it is none of the kind that it is most like."""
-        name, closest = min(self.tests.items(), key=lambda item: item[1].log_evidence)
-        why = closest.verdict().why
-        notable = closest.verdict().notable
-        return Verdict(bool(self.caught_at), self.caught_at or self.tokens, f"{why} ({name})" if why else "", notable)
 
 
 def _words(name: str) -> str:

@@ -20,6 +20,9 @@ from p2p.version import Version
 MAX_FRAME = 256 << 20
 """Bytes of one message: a manifest of 65,536 tensors and as many chunks, with much room."""
 
+BFLOAT16_COLUMNS = len(Deviations._fields) + len(OwnDeviations._fields) - 1
+"""What is said of tokens that the auditor made itself: `OwnDeviations`, flat."""
+
 _LENGTH = struct.Struct("<I")
 
 
@@ -114,11 +117,11 @@ def read_deviations(message: dict[str, Any], checks: Sequence[Check]) -> list[li
 
 def read_bfloat16(message: dict[str, Any], most: int) -> OwnDeviations:
     """What a node would come to that computes in bfloat16, of at most so many tokens. ValueError for anything else."""
-    columns = [np.frombuffer(column, "<f8") for column in message.get("bfloat16") or (b"",) * (len(Deviations._fields) + 1)]
+    columns = [np.frombuffer(column, "<f8") for column in message.get("bfloat16") or (b"",) * BFLOAT16_COLUMNS]
     if not _even(columns, most):
         raise ValueError("it has other tokens in bfloat16 than were asked for")
-    *found, repeated = columns
-    return OwnDeviations(Deviations(*found), repeated != 0)
+    *found, repeated, prompts = columns
+    return OwnDeviations(Deviations(*found), repeated != 0, prompts)
 
 
 def _even(columns: Sequence[np.ndarray], most: int) -> bool:

@@ -242,7 +242,7 @@ class Audits:
             own = self.plan.wants_own(batch)
             answer = await process.ask(score_request(batch, own))
             found = read_deviations(answer, batch)
-            if self.plan.own(*read_bfloat16(answer, own)):
+            if self.plan.own(read_bfloat16(answer, own)):
                 log.info("the auditor has measured what bfloat16 does to this model: nodes of kinds that no trusted node stands "
                          "for are held to that")  # fmt: skip
         except (ValueError, TypeError) as error:

@@ -52,7 +52,7 @@ def column(n: int, noise: float, seed: int = 0, far: float = 0.0) -> Column:
     recomputed = -rng.exponential(1, n)
     claimed = recomputed - np.expm1(recomputed) * noise * rng.standard_normal(n)
     distance = np.where(rng.random(n) < far, 0.4, 0.0)
-    return Column(distance, claimed, recomputed, distance, again=np.full(n, np.nan))
+    return Column(distance, claimed, recomputed, distance, again=np.full(n, np.nan), prompts=np.arange(n) // 48.0)
 
 
 def test_each_cheat_of_words_changes_what_it_says_and_nothing_else() -> None:

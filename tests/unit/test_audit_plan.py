@@ -11,7 +11,6 @@ import pytest
 from learner.audit.calibration import (
     ENOUGH,
     PLENTY,
-    PROMPT_MARGIN,
     SHIPPED,
     Calibration,
     NodeArithmetic,
@@ -21,6 +20,7 @@ from learner.audit.calibration import (
     widest,
 )
 from learner.audit.deviations import Deviations
+from learner.audit.measuring import PROMPT_MARGIN
 from learner.audit.plan import LATELY, MAX_KINDS, AuditPlan, Check, MadePart, ToldKind, parts_of
 from learner.audit.sequential import HonestMeans, Verdict
 from learner.audit.waiting import WaitingLines
@@ -209,15 +209,15 @@ def test_trusted_nodes_are_looked_at_only_to_measure_and_only_while_an_auditor_r
     told: list[str] = []
     plan.calibration.changed = told.append
     looked, i = 0, 0
-    while i < 100:
+    while i < 400:
         i += 1
-        plan.whole(group(i, trajectory("mine", 1000)))
+        plan.whole(group(i, trajectory("mine", 100, prompt=i)))
         for check in plan.next(1):
-            looked += 1000
-            recomputed = -rng.exponential(0.5, 1000)
-            noise = 0.01 * rng.standard_normal(1000)
-            assert plan.found(check, [Deviations(np.zeros(1000), recomputed + noise, recomputed, np.zeros(1000))]) == []
-    assert PLENTY <= looked < PLENTY + 1000 and plan.counts["calibrated"] == looked and plan.counts["checked"] == 0
+            looked += 100
+            recomputed = -rng.exponential(0.5, 100)
+            noise = 0.01 * rng.standard_normal(100)
+            assert plan.found(check, [Deviations(np.zeros(100), recomputed + noise, recomputed, np.zeros(100))]) == []
+    assert PLENTY <= looked < PLENTY + 100 and plan.counts["calibrated"] == looked and plan.counts["checked"] == 0
     measured = plan.calibration.means[BFLOAT16]
     mean = 0.01 * (2 / np.pi) ** 0.5  # of |noise|
     assert PROMPT_MARGIN * mean < measured.off < 1.1 * PROMPT_MARGIN * mean
@@ -287,7 +287,8 @@ def test_what_is_given_is_not_measured_and_what_was_measured_is_measured_anew() 
     assert calibration.honest(FLOAT32).far == 0.1 and not calibration.wants(FLOAT32)
     assert calibration.honest(BFLOAT16).far == 0.2 and calibration.wants(BFLOAT16)
     other = NodeArithmetic("vllm", "float32", "cuda")
-    calibration.add(other, np.zeros(ENOUGH), np.full(ENOUGH, -1.0), np.full(ENOUGH, -1.0), np.zeros(ENOUGH))
+    nothing, right, prompts = np.zeros(ENOUGH), np.full(ENOUGH, -1.0), np.arange(ENOUGH)
+    calibration.add(other, nothing, right, right, nothing, prompts=prompts)
     assert set(from_json(told[-1])) == {FLOAT32, BFLOAT16, other}
     old = to_json({**SHIPPED, other: HonestMeans()})
     assert Calibration.of(old, print).given == {other}, "earlier releases kept what was shipped, too"

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import xxhash
 
-from learner.audit.calibration import ENOUGH, Calibration, NodeArithmetic, measure
+from learner.audit.calibration import ENOUGH, Calibration, NodeArithmetic
 from learner.audit.deviations import Deviations
+from learner.audit.measuring import measure
 from learner.audit.plan import AuditPlan, Check, MadePart, ToldKind
 from learner.audit.repeats import MOST_KEPT, OF_ONE, SAME, UNASKED, SeenByNode, SeenTokens
 from learner.audit.sequential import HonestMeans, NodeTest
@@ -59,8 +60,8 @@ def judge(
             part = MadePart(Version(1, 0), 0, len(answer), node)
             check = Check(g, prompt, answer, (0.0,) * len(answer), seed=member, parts=(part,), kinds=(ROUNDS,))
             plan.found(check, [deviations(prompt, answer, lies(answer, member))])
-        if (at := plan.tests(node)[0].caught_at) > 0:
-            return at
+            if (at := plan.tests(node)[0].caught_at) > 0:
+                return at
     return 0
 
 
@@ -100,7 +101,7 @@ def test_a_calibration_takes_no_group_for_so_many_tokens(measured: HonestMeans) 
     once = measure(*all_of_it, repeated=repeated)
     assert measured.quiet[0] < once.quiet[0] and 0.8 < once.level / measured.level < 1.25
     calibration = Calibration()
-    calibration.add(ROUNDS, *all_of_it, repeated=repeated)
+    calibration.add(ROUNDS, *all_of_it, repeated=repeated, prompts=np.arange(len(repeated)))
     assert calibration.means[ROUNDS] == once
     assert measure(*all_of_it, repeated=np.ones_like(repeated)) == measure(*all_of_it), "better than nothing"
 

@@ -13,15 +13,15 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from learner.audit.auditor import Auditor
 from learner.audit.calibration import ENOUGH, SHIPPED, Calibration, NodeArithmetic, from_json, to_json, widest
-from learner.audit.claims import Claim
-from learner.audit.deviations import Deviations
+from learner.audit.claims import Claim, prompt_number
+from learner.audit.deviations import Deviations, OwnDeviations
 from learner.audit.plan import AuditPlan, ToldKind
 from learner.audit.repeats import SeenTokens
 from learner.audit.scorer import draw, score
 from learner.audit.self_calibration import MOST_OF_PROMPT, as_drawn, measure_bfloat16
 from learner.audit.sequential import HonestMeans
 from learner.audit.statistic import distances, draws
-from learner.audit.wire import Frames, read_bfloat16, read_deviations, score_answer, score_request
+from learner.audit.wire import BFLOAT16_COLUMNS, Frames, read_bfloat16, read_deviations, score_answer, score_request
 from learner.standing.standing import Standing, StandingRules
 from learner.trajectory import Group
 from tests.support.audit_world import AuditWorld
@@ -69,14 +69,14 @@ def test_a_draw_is_at_no_distance_from_itself() -> None:
 
 
 def test_it_comes_to_what_a_node_comes_to_that_computes_so(model: Qwen3ForCausalLM) -> None:
-    claims = completions(model, 80, 24)
+    claims = completions(model, 80, 24, prompts=16)
     before = [parameter.clone() for parameter in model.parameters()]
     found = measure_bfloat16(model, claims, score(model, claims), 2_000).found
     assert all(torch.equal(a, b) and b.dtype == torch.float32 for a, b in zip(before, model.parameters(), strict=True))
     assert len(found.distance) == 80 * 24
     node = Qwen3ForCausalLM(model.config).to(torch.bfloat16).eval()
     node.load_state_dict(model.state_dict())
-    theirs = completions(node, 80, 24)
+    theirs = completions(node, 80, 24, prompts=16)
     judged = Deviations(*(np.concatenate(c) for c in zip(*score(model, theirs), strict=True)))
     own, their = (np.abs(x.claimed - x.recomputed).mean() for x in (found, judged))
     assert 0.7 < own / their < 1.4 and own > 1e-3, (own, their)
@@ -123,14 +123,16 @@ def test_an_auditor_measures_beside_what_it_scores(tmp_path: Path) -> None:
     [message] = Frames().feed(score_request(checks, 50))
     [answer] = Frames().feed(auditor.answer(message))
     read_deviations(answer, checks)
-    found, repeated = read_bfloat16(answer, 50)
+    found, repeated, prompts = read_bfloat16(answer, 50)
     assert len(repeated) == len(found.distance) and repeated.dtype == bool
+    asked = {prompt_number(check.prompt_ids) for check in checks}
+    assert len(prompts) == len(repeated) and set(prompts.tolist()) <= asked
     assert 30 < len(found.distance) <= 50 and 0 < np.abs(found.claimed - found.recomputed).mean() < 0.1
     [message] = Frames().feed(score_request(checks))
     [answer] = Frames().feed(auditor.answer(message))
     assert not len(read_bfloat16(answer, 0).repeated)
     with pytest.raises(ValueError, match="other tokens in bfloat16"):
-        [answer] = Frames().feed(score_answer([], [np.zeros(3)] * 5))
+        [answer] = Frames().feed(score_answer([], [np.zeros(3)] * BFLOAT16_COLUMNS))
         read_bfloat16(answer, 2)
 
 
@@ -140,15 +142,19 @@ def rounded(tokens: int, noise: float, seed: int = 0) -> Deviations:
     return Deviations(np.zeros(tokens), recomputed + noise * rng.standard_normal(tokens), recomputed, np.zeros(tokens))
 
 
+def own(tokens: int, seed: int) -> OwnDeviations:
+    return OwnDeviations(rounded(tokens, 0.002, seed), np.zeros(tokens, bool), np.arange(tokens) + 1e6 * seed)
+
+
 def test_what_it_measures_takes_the_place_of_what_is_shipped() -> None:
     calibration = Calibration()
     said = {"stranger": NodeArithmetic("vllm", "bfloat16", "cuda")}
     plan = AuditPlan(b"s" * 32, 1, Standing(StandingRules(checks=True)), calibration, kind_of=lambda peer: ToldKind(said[peer]))
     shipped = calibration.honest(said["stranger"])
     assert shipped.off == SHIPPED[OWN].off and calibration.wants_own(OWN) == ENOUGH
-    assert not plan.own(rounded(1_000, 0.002), np.zeros(1_000, bool))
+    assert not plan.own(own(1_000, 0))
     assert calibration.honest(said["stranger"]) == shipped and calibration.wants_own(OWN) == ENOUGH - 1_000
-    assert plan.own(rounded(ENOUGH - 1_000, 0.002, 1), np.zeros(ENOUGH - 1_000, bool))
+    assert plan.own(own(ENOUGH - 1_000, 1))
     measured = calibration.means[OWN]
     assert measured.quiet == HonestMeans().quiet, "another processor may round less"
     assert calibration.wants_own(OWN) == 0 and measured.off < SHIPPED[OWN].off
@@ -162,7 +168,7 @@ def test_what_it_measures_takes_the_place_of_what_is_shipped() -> None:
 def test_a_gpu_that_measures_itself_leaves_nothing_of_what_is_shipped_for_its_type() -> None:
     calibration, own = Calibration(), NodeArithmetic("transformers", "bfloat16", "cuda")
     found = rounded(ENOUGH, 0.002)
-    calibration.add(own, *found)
+    calibration.add(own, *found, prompts=np.arange(ENOUGH))
     assert calibration.honest(OWN).off == calibration.means[own].off < SHIPPED[OWN].off
     assert widest(calibration.means).off == SHIPPED[OWN].off, "it is still there for whoever asks for all"
 

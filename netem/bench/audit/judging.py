@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from learner.audit.calibration import Calibration, NodeArithmetic, measure, widest
+from learner.audit.calibration import Calibration, NodeArithmetic, widest
+from learner.audit.kinds import KindsTest
+from learner.audit.measuring import measure
 from learner.audit.plan import kind_test
-from learner.audit.sequential import FALSE_ALARM, HonestMeans, KindsTest, NodeTest
+from learner.audit.sequential import FALSE_ALARM, HonestMeans, NodeTest
 from netem.bench.audit.store import Column
 
 CALIBRATION = 32_768
@@ -65,7 +67,8 @@ def calibrate(samples: Mapping[NodeArithmetic, Sample]) -> dict[NodeArithmetic, 
     made = {}
     for kind, sample in samples.items():
         first = sample.part(0, calibration_tokens(sample))
-        made[kind] = measure(*first.column.scored, suspected=first.suspected, repeated=first.column.repeated)
+        column = first.column
+        made[kind] = measure(*column.scored, suspected=first.suspected, repeated=column.repeated, prompts=column.prompts)
     return made
 
 
@@ -93,7 +96,7 @@ def _feed(test: Test, sample: Sample, until_caught: bool) -> None:
     first, size = 0, FIRST_PART
     while first < sample.column.tokens and not (until_caught and test.caught_at):
         part = sample.part(first, first + size)
-        test.log_path(*part.column.scored, suspected=part.suspected, again=part.column.again)
+        test.log_path(*part.column.scored, suspected=part.suspected, again=part.column.again, groups=part.column.prompts)
         first, size = first + size, min(2 * size, PART)
 
 

@@ -33,5 +33,5 @@ def own_rounding(world: World, kinds: Sequence[NodeArithmetic]) -> Calibration:
             if world.name != "tiny" or (first + i // MEMBERS) % STRANGE_EVERY != 1
         ]  # fmt: skip
         own = measure_bfloat16(model, claims, score(model, claims), min(OWN_AT_ONCE, left), seen=seen)
-        calibration.add(OWN_KIND, *own.found, repeated=own.repeated, own=True)
+        calibration.add(OWN_KIND, *own.found, repeated=own.repeated, prompts=own.prompts, own=True)
     return calibration

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from learner.audit.claims import Claim, prompt_number
 from learner.audit.deviations import Deviations
 from learner.audit.repeats import SeenTokens
-from learner.audit.scorer import Claim
 from netem.bench.audit.nodes import MEMBERS, seed_of
 from netem.bench.audit.world import World
 from p2p.errors import UsageError
@@ -32,6 +32,8 @@ class Column(NamedTuple):
     shift: np.ndarray
     again: np.ndarray
     """see `SeenTokens.again`"""
+    prompts: np.ndarray
+    """float64: `prompt_number` of each token's prompt"""
 
     @property
     def tokens(self) -> int:
@@ -97,7 +99,7 @@ class TokenFiles:
             tokens += parts[-1].tokens
         if not parts:
             none = np.empty(0, np.float32)
-            return Column(none, none, none, none, again=none)
+            return Column(none, none, none, none, again=none, prompts=none)
         whole = Column(*(np.concatenate(values) for values in zip(*parts, strict=True)))
         return whole if most is None else whole.part(0, most)
 
@@ -108,13 +110,14 @@ def column_of(path: Path, world: World, seen: SeenTokens) -> Column:
         if lacking := [name for name in KEPT if name not in file]:
             raise UsageError(f"{path} has no {', '.join(lacking)}: an older release made it; take another --folder")
         distance, claimed, recomputed, shift = (file[name] for name in KEPT)
-    again, at = [], 0
+    again, prompts, at = [], [], 0
     for claim in claims_of(path, world):
         length = len(claim.completion_ids)
         place = slice(at, at + length)
         again.append(seen.again(claim.prompt_ids, claim.completion_ids, range(length), claimed[place], recomputed[place]))
+        prompts.append(np.full(length, float(prompt_number(claim.prompt_ids))))
         at += length
-    return Column(distance, claimed, recomputed, shift, np.concatenate(again))
+    return Column(distance, claimed, recomputed, shift, again=np.concatenate(again), prompts=np.concatenate(prompts))
 
 
 def claims_of(path: Path, world: World) -> list[Claim]:

@@ -1,0 +1,129 @@
+"""Prompts differ in how loud rounding is in their answers: a calibration counts them, and no single one calls a node wrong."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from learner.audit.calibration import ENOUGH, PLENTY, Calibration, NodeArithmetic
+from learner.audit.deviations import Deviations
+from learner.audit.measuring import STRETCH, measure
+from learner.audit.sequential import FALSE_ALARM, FAR, MOST_OF_GROUP, HonestMeans, NodeTest, grossness, logit_differences
+
+VOCABULARY = 24
+SPREAD = 0.43
+"""Of the log of prompts' loudness: that of a small model's (bench/audit.md)."""
+
+KIND = NodeArithmetic("vllm", "bfloat16", "cpu")
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    logits = logits - logits.max(axis=1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+
+def answers(rng: np.random.Generator, tokens: int, noise: float, entropy: float = 2.0) -> Deviations:
+    """Tokens that an honest node drew whose logits are off by `noise` nats, in contexts of their own."""
+    right = entropy * rng.standard_normal((tokens, VOCABULARY))
+    exact, rounded = log_softmax(right), log_softmax(right + noise * rng.standard_normal(right.shape))
+    u, sums, at = rng.random(tokens), np.exp(rounded).cumsum(axis=1), np.arange(tokens)
+    drawn = np.minimum((sums <= (u * sums[:, -1])[:, None]).sum(axis=1), VOCABULARY - 1)
+    upper = np.exp(exact).cumsum(axis=1)[at, drawn]
+    lower = upper - np.exp(exact[at, drawn])
+    with np.errstate(divide="ignore"):
+        u_at, low, high = (np.log(x) - np.log1p(-x) for x in (u, lower.clip(1e-12), upper.clip(max=1 - 1e-12)))
+    shift = np.maximum(np.maximum(u_at - high, low - u_at), 0.0) / 2
+    return Deviations(np.maximum(np.maximum(lower - u, u - upper), 0.0), rounded[at, drawn], exact[at, drawn], shift)
+
+
+class Asked(NamedTuple):
+    found: Deviations
+    prompts: np.ndarray
+
+
+def asked(rng: np.random.Generator, prompts: int, tokens: int, noise: float) -> Asked:
+    """So many tokens of each of some prompts."""
+    every = [answers(rng, tokens, noise * float(np.exp(SPREAD * rng.standard_normal()))) for _ in range(prompts)]
+    return Asked(Deviations(*map(np.concatenate, zip(*every, strict=True))), np.repeat(np.arange(prompts), tokens))
+
+
+def called_wrong(seeds: range, measured: tuple[int, int], *, by_prompt: bool) -> int:
+    """Of honest nodes with a calibration of their own, so many prompts of so many tokens, that then answer eight prompts."""
+    caught = 0
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        trusted, judged = asked(rng, *measured, 0.06), asked(rng, 8, 64 * 24, 0.06)
+        test = NodeTest(measure(*trusted.found, prompts=trusted.prompts if by_prompt else None))
+        caught += test.look(*judged.found, groups=judged.prompts if by_prompt else None).caught
+    return caught
+
+
+def test_loud_prompts_call_no_honest_node_wrong() -> None:
+    assert called_wrong(range(30), (3, ENOUGH // 3), by_prompt=False) > 0, "what this test is for does not happen"
+    assert called_wrong(range(30), (ENOUGH // STRETCH, STRETCH), by_prompt=True) == 0
+
+
+@pytest.mark.parametrize("entropy", [1.0, 2.0, 4.0])
+def test_a_loud_prompt_has_no_more_far_and_gross_tokens_than_is_allowed_for(entropy: float) -> None:
+    rng = np.random.default_rng(int(entropy))
+    for noise in (0.02, 0.05, 0.1):
+        usual = [answers(rng, 2_000, noise * louder, entropy) for louder in (0.7, 1.0, 1.3, 1.6)]
+        prompts, columns = np.repeat(np.arange(4), 2_000), Deviations(*map(np.concatenate, zip(*usual, strict=True)))
+        honest = measure(*columns, prompts=prompts)
+        levels = [np.nanmean(np.abs(logit_differences(found.claimed, found.recomputed))) for found in usual]
+        factor = (np.mean(levels) + 4 * np.std(levels)) / levels[1]
+        loud = answers(rng, 40_000, noise * factor, entropy)
+        assert (loud.distance > FAR).mean() <= honest.far, noise
+        assert grossness(loud.distance, loud.shift).mean() <= honest.gross, noise
+
+
+def test_tokens_of_few_prompts_say_less() -> None:
+    rng = np.random.default_rng(0)
+    found, prompts = asked(rng, 8, 1_000, 0.02)
+    few, many = measure(*found, prompts=prompts), measure(*found)
+    assert few.off > 1.15 * many.off and few.noise[3] > 1.1 * many.noise[3] and few.level == many.level
+
+
+def test_a_kind_is_measured_on_enough_prompts_or_on_plenty_of_tokens() -> None:
+    rng, told = np.random.default_rng(0), list[str]()
+    calibration, found = Calibration(changed=told.append), answers(rng, 1_000, 0.02)
+    for i in range(PLENTY // 1_000):
+        calibration.add(KIND, *found, prompts=np.full(1_000, i % 3))
+        assert calibration.counted(KIND) == STRETCH * min(3, i + 1) and not told
+        assert calibration.wants_own(KIND) == ENOUGH - calibration.counted(KIND) and not calibration.stands(KIND)
+    calibration.add(KIND, *found, prompts=np.full(1_000, 0))
+    assert len(told) == 1 and not calibration.wants(KIND) and calibration.stands(KIND) and not calibration.wants_own(KIND)
+    calibration, told[:] = Calibration(changed=told.append), []
+    for i in range(ENOUGH // STRETCH):
+        assert not told
+        calibration.add(KIND, *found, prompts=np.full(1_000, i))
+    assert len(told) == 1 and calibration.wants(KIND), "and measured again when there are twice as many"
+
+
+def test_the_noise_of_one_prompt_is_not_enough() -> None:
+    rng = np.random.default_rng(0)
+    measured = asked(rng, 100, STRETCH, 0.02)
+    honest = measure(*measured.found, prompts=measured.prompts)
+    level = honest.noise[3] * 0.1
+    found = answers(rng, 2_000, 2.2 * level)  # louder than the bounds, and not three times as loud
+    alone, in_groups = NodeTest(honest), NodeTest(honest)
+    alone.look(*found)
+    in_groups.look(*found, groups=np.zeros(2_000))
+    assert alone.caught_at and "noise" in alone.verdict().why and not in_groups.caught_at
+    assert np.log(2) < in_groups.most_evidence < -MOST_OF_GROUP * np.log(FALSE_ALARM)
+    by_parts = NodeTest(honest)
+    for first in range(0, 2_000, 37):  # as members of a group come, one after the other
+        by_parts.look(*(column[first : first + 37] for column in found), groups=np.zeros(len(found.distance[first : first + 37])))
+    assert by_parts.most_evidence == pytest.approx(in_groups.most_evidence)
+    in_groups.look(*found, groups=np.arange(2_000) // 250)
+    assert 2_000 + 500 < in_groups.caught_at <= 2_000 + 1_000, "that of three groups is"
+
+
+def test_what_is_far_beyond_the_bounds_is_found_within_a_group() -> None:
+    rng, honest = np.random.default_rng(0), HonestMeans(noise=(1.0, 1.0, 0.9, 0.2, 0.03), off=1.0, bias=1.0)
+    for noise, most in ((0.5, 100), (3.0, 30)):
+        test = NodeTest(honest)
+        test.look(*answers(rng, 400, noise)._replace(distance=np.zeros(400), shift=np.zeros(400)), groups=np.zeros(400))
+        assert 0 < test.caught_at < most, noise
