@@ -72,7 +72,7 @@ def measure(
     if not n:
         raise UsageError("a calibration needs tokens of trusted nodes")
     prompts = np.arange(n) if prompts is None else np.unique(prompts, return_inverse=True)[1]
-    drawn, gross = _ByPrompt(prompts), grossness(distance, shift)
+    drawn = _ByPrompt(prompts)
     if repeated is not None and not repeated.all():
         claimed, recomputed, prompts = claimed[~repeated], recomputed[~repeated], prompts[~repeated]
         suspected = {name: values[~repeated] for name, values in (suspected or {}).items()}
@@ -95,7 +95,7 @@ def measure(
     return HonestMeans(
         far=max(LEAST.far, share(distance > FAR, MARGIN), _far_of(extreme.loud)),
         near=max(LEAST.near, share(distance > NEAR, PROMPT_MARGIN)),
-        gross=max(LEAST.gross, mean(gross, drawn), min(1.0, _mean(gross) * extreme.louder ** (GROSS_POWER + 1))),
+        gross=max(LEAST.gross, mean(grossness(distance, shift), drawn), _gross_of(extreme.loud)),
         off=max(LEAST.off, mean(np.abs(signed), said)), bias=max(LEAST.bias, mean(signed, said)),
         noise=tuple(
             _most(of_scale, of_known, np.minimum(extreme.loud / scale, 1.0))
@@ -114,8 +114,6 @@ class _Extreme(NamedTuple):
 
     loud: np.ndarray
     exact: np.ndarray
-    louder: float
-    """how many times as loud as the mean of all the loud ones are"""
 
 
 class _ByPrompt:
@@ -139,19 +137,28 @@ class _ByPrompt:
         stretches = amounts[self._order][: len(amounts) // length * length].reshape(-1, length) if length else np.empty((0, 1))
         stretches = stretches[stretches.any(axis=1)]
         if len(stretches) < 2:
-            return _Extreme(amounts, amounts, 1.0)
+            return _Extreme(amounts, amounts)
         means = stretches.mean(axis=1, keepdims=True)
         spread, middle = float(np.log(means).std(ddof=1)), math.exp(float(np.log(means).mean()))
         alike = (stretches / means).ravel()
         loud = float(means.mean()) + LOUD_SPREADS * float(means.std(ddof=1))
-        return _Extreme(alike * loud, alike * middle * math.exp(-EXACT_SPREADS * spread), loud / float(means.mean()))
+        return _Extreme(alike * loud, alike * middle * math.exp(-EXACT_SPREADS * spread))
 
 
 def _far_of(differences: np.ndarray) -> float:
     """How often a draw is further than FAR from its interval where logits are off by so much, at the most: an edge between
     tokens moves by F (1 - F) times that, a quarter at the most, and a seeded number that is drawn amiss lies between an edge as
-    it is and as it moved, at either end of an interval. Of simulated models it was 0.1 to 0.96 times this (bench/audit.md)."""
+    it is and as it moved, at either end of an interval. Of simulated models it was up to 0.95 times this where logits are off by
+    0.3 nats at the most, and 1.27 times where by 0.5 (bench/audit.md)."""
     return min(1.0, 2 * _mean(np.maximum(differences / 4 - FAR, 0.0)))
+
+
+def _gross_of(differences: np.ndarray) -> float:
+    """What the mean of `grossness` is, at the most. An edge between tokens moves by d in log odds: a seeded number that is a share
+    t of that way from the edge has a shift of t d / 2, and lies there with a density of d / 4 at the most. Its fourth power over t,
+    for both ends of an interval, is d^5 / 160. An edge may be off by more than a token's own logit, so it is four times that. Of
+    simulated models it was 0.07 to 0.5 times this (bench/audit.md)."""
+    return min(1.0, _mean(np.minimum(differences ** (GROSS_POWER + 1) / 40, 1.0)))
 
 
 def _mean(values: np.ndarray) -> float:

@@ -86,6 +86,11 @@ class LinkCore:
         """Bytes of an incomplete frame held here; never above HEADER.size + MAX_FRAME."""
         return len(self._head) + len(self._body)
 
+    @property
+    def unheard(self) -> int:
+        """Credit of messages that came whole and that nobody consumed yet, bytes."""
+        return self._held - self._ungranted
+
     def restrict(self, window: int) -> None:
         """Refuse from now on what would make more than `window` bytes held here, whatever the peer's window."""
         self._accepts = window

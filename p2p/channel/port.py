@@ -78,6 +78,10 @@ class Channel:
         overrun. The peer does not learn of it: this is for strangers, who are to send one short message and wait."""
         raise NotImplementedError
 
+    def unheard(self) -> int:
+        """Bytes of messages that came and that nobody received yet, with some for each; 0 where the channel cannot say."""
+        return 0
+
     def path(self) -> PathState | None:
         """The state of the path to the peer; None where the transport cannot say."""
         return None

@@ -142,6 +142,9 @@ class StreamChannel(Channel):
     def restrict(self, window: int = CHANNEL_WINDOW) -> None:
         self._core.restrict(window)
 
+    def unheard(self) -> int:
+        return self._core.unheard
+
     def path(self) -> PathState | None:
         return self._transport.path() if self._reason is None else None
 

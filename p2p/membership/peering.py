@@ -24,6 +24,7 @@ from p2p.limits import GREETING_WINDOW, HANDSHAKE_S, PROTOCOL_VERSION
 from p2p.membership.addresses import reach_of
 from p2p.membership.dialling import CannotLink, Dialler
 from p2p.membership.gate import VISITOR, Gate
+from p2p.membership.inboxes import LOOK_S, REASON, overfull
 from p2p.membership.links import Link, LinkOwner, LinkTasks
 from p2p.membership.reachability import Kind, dialled_kind
 from p2p.membership.texts import MAX_NAME, MAX_REASON, clean_hello
@@ -114,6 +115,7 @@ class Peering:
             if self.me == self.head:
                 nursery.start_soon(self._renew)
                 nursery.start_soon(self._keep_door)
+                nursery.start_soon(self._keep_inboxes)
             else:
                 await nursery.start(self.dialler.run)
             task_status.started()
@@ -321,6 +323,16 @@ class Peering:
                 complain(log, peer, f"{peer} has to go: {reason}")
                 await self.close(peer, reason)
                 await self._network.drop(peer, reason)
+
+    async def _keep_inboxes(self) -> None:
+        """The head's: who says more than can be heard, and has most of what all say, goes."""
+        while True:
+            await trio.sleep(LOOK_S)
+            unheard = {peer: link.control.unheard() + link.bulk.unheard() for peer, link in self.links.items()}
+            for peer in overfull(unheard):
+                reason = REASON.format(unheard[peer])
+                complain(log, peer, f"{peer} has to go: {reason}")
+                self.keep_away(peer, reason, ban=False)
 
     # --- links -------------------------------------------------------------------------------------------------------
 
