@@ -154,10 +154,10 @@ def _far_of(differences: np.ndarray) -> float:
 
 
 def _gross_of(differences: np.ndarray) -> float:
-    """What the mean of `grossness` is, at the most. An edge between tokens moves by d in log odds: a seeded number that is a share
-    t of that way from the edge has a shift of t d / 2, and lies there with a density of d / 4 at the most. Its fourth power over t,
-    for both ends of an interval, is d^5 / 160. An edge may be off by more than a token's own logit, so it is four times that. Of
-    simulated models it was 0.07 to 0.5 times this (bench/audit.md)."""
+    """What the mean of `grossness` is, at the most. An edge between tokens moves by d in log odds: a seeded number that is a
+    share t of that way from the edge has a shift of t d / 2, and lies there with a density of d / 4 at the most. The fourth power
+    of that over t, for both ends of an interval, is d^5 / 160. An edge may be off by more than a token's own logit, so it is four
+    times that. Of simulated models it was 0.07 to 0.5 times this (bench/audit.md)."""
     return min(1.0, _mean(np.minimum(differences ** (GROSS_POWER + 1) / 40, 1.0)))
 
 
