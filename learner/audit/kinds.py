@@ -27,19 +27,19 @@ class KindsTest:
 
     def look(
         self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray | None = None,
-        suspected: Mapping[str, np.ndarray] | None = None, *, again: np.ndarray | None = None, groups: np.ndarray | None = None,
+        suspected: Mapping[str, np.ndarray] | None = None, *, again: np.ndarray | None = None, prompts: np.ndarray | None = None,
     ) -> Verdict:  # fmt: skip
         """As `NodeTest.look`."""
-        self.log_path(distance, claimed, recomputed, shift, suspected, again=again, groups=groups)
+        self.log_path(distance, claimed, recomputed, shift, suspected, again=again, prompts=prompts)
         return self.verdict()
 
     def log_path(
         self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray | None = None,
-        suspected: Mapping[str, np.ndarray] | None = None, *, again: np.ndarray | None = None, groups: np.ndarray | None = None,
+        suspected: Mapping[str, np.ndarray] | None = None, *, again: np.ndarray | None = None, prompts: np.ndarray | None = None,
     ) -> np.ndarray:  # fmt: skip
         """As `NodeTest.log_path`."""
         columns = distance, claimed, recomputed, shift, suspected
-        paths = [test.log_path(*columns, again=again, groups=groups) for test in self.tests.values()]
+        paths = [test.log_path(*columns, again=again, prompts=prompts) for test in self.tests.values()]
         path: np.ndarray = np.minimum.reduce(paths)
         if len(path):
             self.most_evidence = max(self.most_evidence, float(path.max()))

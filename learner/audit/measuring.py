@@ -37,15 +37,19 @@ PROMPT_MARGIN = 10.0
 NOISE_MARGIN = 2.0
 """The same for noise of logits and for what it lacks: kinds of node are further apart than that."""
 
-STRETCH, STRETCHES = 128, 8
-"""Tokens in a row that are as loud or as exact as their prompt has it, and so many stretches of them at the least (shorter ones
-where there are few tokens). A node's first tokens may all be of one prompt: one of 222 honest nodes was called wrong by 140
+STRETCH, LEAST_STRETCH = 128, 8
+"""Tokens of one prompt that are as loud or as exact as it has it, and how many such a stretch has at the least; where all prompts
+have fewer, it is of several. A node's first tokens may all be of one prompt: one of 222 honest nodes was called wrong by 140
 tokens of a loud one (bench/audit.md)."""
+
+FEW_PROMPTS = 4
+"""What is estimated over n prompts is taken for one and FEW_PROMPTS / n times as uncertain: of few prompts their spread is not
+known well either."""
 
 LOUD_SPREADS, EXACT_SPREADS = 4.0, 5.0
 """Standard deviations of stretches' loudness by which a prompt may be louder than the mean one, and of the log of it by which it
 may be more exact. The first is narrow, for mild cheats are within what wider bounds allow; a bet on it is bounded by group
-(`OF_A_GROUP`). The second is wide since it costs little: who computes exactly where its kind rounds is a thousand times as
+(`OF_A_PROMPT`). The second is wide since it costs little: who computes exactly where its kind rounds is a thousand times as
 exact."""
 
 LEAST_SHARE = 1e-3
@@ -121,28 +125,44 @@ class _ByPrompt:
 
     def __init__(self, of: np.ndarray) -> None:
         self._of, self._order = of, np.argsort(of, kind="stable")
-        self._length = min(STRETCH, len(of) // STRETCHES)
+        self._prompts = int(np.count_nonzero(np.bincount(of))) if len(of) else 0
+        self._few = 1 + FEW_PROMPTS / max(1, self._prompts)
 
     def error(self, values: np.ndarray) -> float:
         """Standard error of the mean: as if tokens or prompts were independent, the larger one."""
-        n, off = len(values), values - values.mean()
-        prompts = int(np.count_nonzero(np.bincount(self._of)))
-        sums = np.bincount(self._of, off)
-        by_prompt = math.sqrt(float((sums**2).sum()) * prompts / max(1, prompts - 1)) / n
-        return max(float(values.std()) / math.sqrt(n), by_prompt)
+        n, mean, prompts = len(values), float(values.mean()), self._prompts
+        if prompts < 2:
+            return abs(mean)
+        sums = np.bincount(self._of, values - mean)
+        by_prompt = math.sqrt(float((sums**2).sum()) * prompts / (prompts - 1)) / n
+        return max(float(values.std()) / math.sqrt(n), by_prompt * self._few)
 
     def extreme(self, amounts: np.ndarray) -> _Extreme:
         """Each stretch of tokens as if its prompt were as loud, or as exact, as prompts may be."""
-        length = self._length
-        stretches = amounts[self._order][: len(amounts) // length * length].reshape(-1, length) if length else np.empty((0, 1))
-        stretches = stretches[stretches.any(axis=1)]
-        if len(stretches) < 2:
+        ordered, first = amounts[self._order], self._stretches()
+        if not len(first):
             return _Extreme(amounts, amounts)
-        means = stretches.mean(axis=1, keepdims=True)
-        spread, middle = float(np.log(means).std(ddof=1)), math.exp(float(np.log(means).mean()))
-        alike = (stretches / means).ravel()
-        loud = float(means.mean()) + LOUD_SPREADS * float(means.std(ddof=1))
-        return _Extreme(alike * loud, alike * middle * math.exp(-EXACT_SPREADS * spread))
+        lengths = np.diff([*first.tolist(), len(ordered)])
+        means = np.add.reduceat(ordered, first) / lengths
+        told = (lengths >= LEAST_STRETCH) & (means > 0)
+        if told.sum() < 2:
+            return _Extreme(amounts, amounts)
+        logs, each = np.log(means[told]), np.repeat(told, lengths)
+        alike = ordered[each] / np.repeat(means, lengths)[each]
+        loud = float(means[told].mean()) + LOUD_SPREADS * self._few * float(means[told].std(ddof=1))
+        exact = math.exp(float(logs.mean()) - EXACT_SPREADS * float(logs.std(ddof=1)))
+        return _Extreme(alike * loud, alike * exact)
+
+    def _stretches(self) -> np.ndarray:
+        """Where each begins, of the tokens in order of prompts: one ends at STRETCH tokens, or before that with its prompt."""
+        n = len(self._order)
+        if not n:
+            return np.empty(0, int)
+        starts = np.flatnonzero(np.r_[True, np.diff(self._of[self._order]) != 0])
+        ends = np.r_[starts[1:], n]
+        if (ends - starts).max() < LEAST_STRETCH:
+            return np.arange(0, n, min(STRETCH, max(LEAST_STRETCH, n // LEAST_STRETCH)))
+        return np.concatenate([np.arange(start, end, STRETCH) for start, end in zip(starts, ends, strict=True)])
 
 
 def _far_of(differences: np.ndarray) -> float:

@@ -53,6 +53,11 @@ LATELY = 256
 before it is called wrong; this one says soon that something changed, and all of its tokens are looked at."""
 
 
+DRAWN_AGAIN = 16
+"""Versions in which a prompt that comes again is the same one to a node's test: prompts of groups that are made again are drawn
+again soon, and a cheat in a group must not have the others answer one that is loud until they are called wrong. Where a task has
+few prompts each says something anew after so many."""
+
 OWN_KIND = NodeArithmetic("transformers", "bfloat16", "cpu")
 """What an auditor on a processor can compute itself."""
 
@@ -258,10 +263,10 @@ class AuditPlan:
                 continue
             self.counts["checked"] += tokens
             was = test.caught_at
-            groups = np.full(tokens, float(check.group_id))
-            verdict = test.look(*deviations, again=again, groups=groups)
+            prompt = prompt_number((*check.prompt_ids, -1 - part.version.step // DRAWN_AGAIN))
+            verdict = test.look(*deviations, again=again, prompts=np.full(tokens, float(prompt)))
             verdict = replace(
-                verdict, notable=verdict.notable or self._notable(part.node, test, deviations, again, groups),
+                verdict, notable=verdict.notable or self._notable(part.node, test, deviations, again),
                 gross=int((grossness(deviations.distance, deviations.shift) >= 1.0).sum()) * (test.honest.gross < MAY_BE_GROSS),
             )  # fmt: skip
             self.counts["caught"] += bool(test.caught_at and not was)
@@ -346,12 +351,12 @@ class AuditPlan:
         self.counts["dropped"] += tokens_of(check.parts)
         self._looks.not_checked(LookKey(check.group_id, check.seed), check.parts)
 
-    def _notable(self, node: str, test: NodeTest, deviations: Deviations, again: np.ndarray, groups: np.ndarray) -> bool:
-        """Whether its last tokens say something against it, whatever those before said for it."""
+    def _notable(self, node: str, test: NodeTest, deviations: Deviations, again: np.ndarray) -> bool:
+        """Whether its last tokens say something against it, whatever those before said for it, and be they of one prompt."""
         lately = self._lately.get(node)
         if lately is None or lately.tokens >= LATELY or lately.honest != test.honest:
             lately = self._lately[node] = NodeTest(test.honest, test.false_alarm)
-        lately.look(*deviations, again=again, groups=groups)
+        lately.look(*deviations, again=again)
         found = lately.most_evidence >= -NOTABLE * math.log(lately.false_alarm)
         if found:
             del self._lately[node]  # told once

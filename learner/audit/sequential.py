@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from p2p.forgetting import forget_oldest, renewed
+
 STAKES = (0.02, 0.1, 0.3, 0.7, 0.95)
 """Shares of the most that may be staked without ever losing all: small ones find small deviations in many tokens."""
 
@@ -78,11 +80,12 @@ HANDED_OUT_EVERY = 128
 NEVER_LATE = ("quiet", "toward")
 """Statistics without such a bet: what an honest node's rounding lacks, and agrees with, by chance, goes by prompt alone."""
 
-OF_A_GROUP, MOST_OF_GROUP = ("noise", "quiet"), 0.5
-"""Statistics that all tokens of a prompt have in common, and what part of the log of the evidence that calls a node wrong a bet
-on one of them gains in one group at the most. Each bet is a small share of the mixture, so it takes three groups. No sample tells
-how loud the loudest of a thousand prompts is, and the answers to one that is a little louder than the bounds would be enough
-(bench/audit.md). What is more than LATE_MARGIN times as loud as they are is found within a group all the same."""
+OF_A_PROMPT, MOST_OF_PROMPT, PROMPTS = ("noise", "far", "gross"), 0.5, 16
+"""Statistics that go with how loud a prompt is; what part of the log of the evidence that calls a node wrong a bet on one of them
+gains from one prompt, at the most and but for its last token; and how many prompts a test remembers. Each bet is a small share
+of the mixture, so two or three are needed. No sample tells how loud the loudest of a thousand prompts is, and the answers to
+one that is a little louder than the bounds would be enough (bench/audit.md). What is more than LATE_MARGIN times as loud as they
+are is found within a prompt all the same."""
 
 RECENT = 128
 """Tokens that are called the last ones, where an operator is told what speaks against a node that was honest before."""
@@ -157,10 +160,10 @@ class NodeTest:
     """statistic -> sum of its values, and how many tokens have one"""
     _recent: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
     """the same of the last tokens: of RECENT or some more, and of those that came since"""
-    _group: float = field(default=math.nan, init=False, repr=False)
-    """of which the last token was"""
-    _gained: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
-    """statistic -> what each stake gained in this group since it was lowest"""
+    _prompt: str = field(default="", init=False, repr=False)
+    """of which the last token was; "": of one of its own"""
+    _gained: dict[str, dict[str, np.ndarray]] = field(default_factory=dict, init=False, repr=False)
+    """prompt -> statistic -> what each stake gained from it since it was lowest"""
     _why: str = field(default="", init=False, repr=False)
     """what it was caught by"""
     _paces: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
@@ -168,48 +171,46 @@ class NodeTest:
 
     def look(
         self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray | None = None,
-        suspected: Mapping[str, np.ndarray] | None = None, *, again: np.ndarray | None = None, groups: np.ndarray | None = None,
+        suspected: Mapping[str, np.ndarray] | None = None, *, again: np.ndarray | None = None, prompts: np.ndarray | None = None,
     ) -> Verdict:  # fmt: skip
         """More of its tokens: distances, log probabilities (nats) as claimed and as they are, and shifts (None: nothing is known
         of them); of some suspects also what log probabilities would be under their weights. `again`: nan where a token is
-        new, else what `SeenTokens.again` says; None: all are new. `groups`: a number for each token's group, those of one in a
-        row; None: each token has its own. No number is far off."""
-        self.log_path(distance, claimed, recomputed, shift, suspected, again=again, groups=groups)
+        new, else what `SeenTokens.again` says; None: all are new. `prompts`: a number for each token's prompt; None: each has
+        its own. No number is far off."""
+        self.log_path(distance, claimed, recomputed, shift, suspected, again=again, prompts=prompts)
         return self.verdict()
 
     def log_path(
         self, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray | None = None,
-        suspected: Mapping[str, np.ndarray] | None = None, *, again: np.ndarray | None = None, groups: np.ndarray | None = None,
+        suspected: Mapping[str, np.ndarray] | None = None, *, again: np.ndarray | None = None, prompts: np.ndarray | None = None,
     ) -> np.ndarray:  # fmt: skip
         """As `look`; returns `log_evidence` after each of these tokens, for they may be looked at one by one."""
         suspected, path, first = suspected or {}, [np.empty(0)], 0
         shift = np.full(len(distance), np.nan) if shift is None else shift
         again = np.full(len(distance), np.nan) if again is None else again
-        ends = [] if groups is None else (np.flatnonzero(np.diff(groups)) + 1).tolist()
+        ends = [] if prompts is None else (np.flatnonzero(np.diff(prompts)) + 1).tolist()
         for end in [*ends, len(distance)]:
-            while first < end:  # up to where money is handed out, or another group begins, or to the end
+            while first < end:  # up to where money is handed out, or another prompt begins, or to the end
                 part = slice(first, min(end, first + HANDED_OUT_EVERY - self.tokens % HANDED_OUT_EVERY))
                 under = {name: values[part] for name, values in suspected.items()}
                 columns = distance[part], claimed[part], recomputed[part], shift[part]
-                self._begin(math.nan if groups is None else float(groups[first]))
+                self._prompt = "" if prompts is None else str(prompts[first])
                 path.append(self._path_of_block(*columns, under, again=again[part]))
                 first = part.stop
         return np.concatenate(path)
 
-    def _begin(self, group: float) -> None:
-        if group != self._group:  # as it is where there are none: not a number
-            self._group = group
-            self._gained.clear()
-
-    def _in_group(self, name: str, gains: np.ndarray) -> np.ndarray:
-        """Log gains [stakes, tokens] of a bet: none any more of a stake once it has gained its part in this group."""
-        if math.isnan(self._group) or not name.startswith(OF_A_GROUP):
+    def _of_prompt(self, name: str, gains: np.ndarray) -> np.ndarray:
+        """Log gains [stakes, tokens] of a bet: none any more of a stake once it has gained its part from this prompt."""
+        if not self._prompt or not name.startswith(OF_A_PROMPT):
             return gains
-        before, most = self._gained.get(name, np.zeros(len(gains))), -MOST_OF_GROUP * math.log(self.false_alarm)
+        gained = self._gained.setdefault(self._prompt, {})
+        renewed(self._gained, self._prompt)
+        forget_oldest(self._gained, PROMPTS)
+        before, most = gained.get(name, np.zeros(len(gains))), -MOST_OF_PROMPT * math.log(self.false_alarm)
         path = before[:, None] + gains.cumsum(axis=1)
         rise = path - np.minimum(np.minimum.accumulate(path, axis=1), 0.0)
         over = np.maximum.accumulate(np.column_stack([before, rise]) >= most, axis=1)
-        self._gained[name] = np.where(over[:, -1], most, rise[:, -1])
+        gained[name] = np.where(over[:, -1], most, rise[:, -1])
         return np.where(over[:, :-1], 0.0, gains)
 
     def _path_of_block(
@@ -240,7 +241,7 @@ class NodeTest:
                 before = np.full(len(shares), math.log(AT_FIRST) if late_bet else 0.0)
             stakes = np.array(shares)[:, None] / mean
             gains = np.log1p(np.clip(stakes * np.where(known, values - mean, 0.0)[None, :], -1 + 1e-12, None))
-            gains = self._in_group(name, gains)
+            gains = self._of_prompt(name, gains)
             if late_bet:
                 before = np.logaddexp(before, handed_out)
             paths.append(before[:, None] + gains.cumsum(axis=1))

@@ -10,7 +10,7 @@ import pytest
 from learner.audit.calibration import ENOUGH, PLENTY, Calibration, NodeArithmetic
 from learner.audit.deviations import Deviations
 from learner.audit.measuring import STRETCH, measure
-from learner.audit.sequential import FALSE_ALARM, FAR, MOST_OF_GROUP, HonestMeans, NodeTest, grossness, logit_differences
+from learner.audit.sequential import FALSE_ALARM, FAR, MOST_OF_PROMPT, HonestMeans, NodeTest, grossness, logit_differences
 
 VOCABULARY = 24
 SPREAD = 0.43
@@ -56,7 +56,7 @@ def called_wrong(seeds: range, measured: tuple[int, int], *, by_prompt: bool) ->
         rng = np.random.default_rng(seed)
         trusted, judged = asked(rng, *measured, 0.06), asked(rng, 8, 64 * 24, 0.06)
         test = NodeTest(measure(*trusted.found, prompts=trusted.prompts if by_prompt else None))
-        caught += test.look(*judged.found, groups=judged.prompts if by_prompt else None).caught
+        caught += test.look(*judged.found, prompts=judged.prompts if by_prompt else None).caught
     return caught
 
 
@@ -108,22 +108,23 @@ def test_the_noise_of_one_prompt_is_not_enough() -> None:
     honest = measure(*measured.found, prompts=measured.prompts)
     level = honest.noise[3] * 0.1
     found = answers(rng, 2_000, 2.2 * level)  # louder than the bounds, and not three times as loud
-    alone, in_groups = NodeTest(honest), NodeTest(honest)
+    alone, by_prompts = NodeTest(honest), NodeTest(honest)
     alone.look(*found)
-    in_groups.look(*found, groups=np.zeros(2_000))
-    assert alone.caught_at and "noise" in alone.verdict().why and not in_groups.caught_at
-    assert np.log(2) < in_groups.most_evidence < -MOST_OF_GROUP * np.log(FALSE_ALARM)
+    by_prompts.look(*found, prompts=np.zeros(2_000))
+    assert alone.caught_at and "noise" in alone.verdict().why and not by_prompts.caught_at
+    assert np.log(2) < by_prompts.most_evidence < -MOST_OF_PROMPT * np.log(FALSE_ALARM)
     by_parts = NodeTest(honest)
-    for first in range(0, 2_000, 37):  # as members of a group come, one after the other
-        by_parts.look(*(column[first : first + 37] for column in found), groups=np.zeros(len(found.distance[first : first + 37])))
-    assert by_parts.most_evidence == pytest.approx(in_groups.most_evidence)
-    in_groups.look(*found, groups=np.arange(2_000) // 250)
-    assert 2_000 + 500 < in_groups.caught_at <= 2_000 + 1_000, "that of three groups is"
+    for first in range(0, 2_000, 37):  # as answers come, one after the other
+        part = [column[first : first + 37] for column in found]
+        by_parts.look(*part, prompts=np.zeros(len(part[0])))
+    assert by_parts.most_evidence == pytest.approx(by_prompts.most_evidence)
+    by_prompts.look(*found, prompts=np.arange(2_000) // 250)
+    assert 2_000 + 250 < by_prompts.caught_at <= 2_000 + 1_000, "that of some prompts is"
 
 
 def test_what_is_far_beyond_the_bounds_is_found_within_a_group() -> None:
     rng, honest = np.random.default_rng(0), HonestMeans(noise=(1.0, 1.0, 0.9, 0.2, 0.03), off=1.0, bias=1.0)
     for noise, most in ((0.5, 100), (3.0, 30)):
         test = NodeTest(honest)
-        test.look(*answers(rng, 400, noise)._replace(distance=np.zeros(400), shift=np.zeros(400)), groups=np.zeros(400))
+        test.look(*answers(rng, 400, noise)._replace(distance=np.zeros(400), shift=np.zeros(400)), prompts=np.zeros(400))
         assert 0 < test.caught_at < most, noise

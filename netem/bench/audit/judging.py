@@ -96,7 +96,7 @@ def _feed(test: Test, sample: Sample, until_caught: bool) -> None:
     first, size = 0, FIRST_PART
     while first < sample.column.tokens and not (until_caught and test.caught_at):
         part = sample.part(first, first + size)
-        test.log_path(*part.column.scored, suspected=part.suspected, again=part.column.again, groups=part.column.prompts)
+        test.log_path(*part.column.scored, suspected=part.suspected, again=part.column.again, prompts=part.column.prompts)
         first, size = first + size, min(2 * size, PART)
 
 
