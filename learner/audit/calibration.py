@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -92,7 +92,18 @@ ENOUGH = 4_096
 least. Measured on three prompts, a kind called 7 of 223 honest nodes wrong in simulations (bench/audit.md)."""
 
 PLENTY = 32_768
-"""Tokens of trusted nodes, of however few prompts, after which a kind is measured and not looked at any more."""
+"""Tokens of trusted nodes after which a kind is measured, of however few prompts they are, and not looked at any more unless
+they are of few."""
+
+MOST_OF_FEW = 4 * PLENTY
+"""Tokens after which it is not looked at any more then either."""
+
+
+class _Measured(NamedTuple):
+    """With how many tokens a kind was measured last."""
+
+    counted: int
+    tokens: int
 
 
 @dataclass
@@ -136,7 +147,7 @@ class Calibration:
     _tokens: dict[NodeArithmetic, _TokensOfPrompts] = field(default_factory=dict, init=False, repr=False)
     _own: set[NodeArithmetic] = field(default_factory=set, init=False, repr=False)
     """kinds of which the auditor made some of the tokens"""
-    _measured_at: dict[NodeArithmetic, int] = field(default_factory=dict, init=False, repr=False)
+    _measured_at: dict[NodeArithmetic, _Measured] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(
@@ -171,7 +182,8 @@ class Calibration:
 
     def wants(self, kind: NodeArithmetic) -> bool:
         """Whether tokens of trusted nodes of this kind would tell more."""
-        return kind not in self.given and self.tokens(kind) < PLENTY
+        few = self.counted(kind) < ENOUGH
+        return kind not in self.given and self.tokens(kind) < (MOST_OF_FEW if few else PLENTY)
 
     def stands(self, kind: NodeArithmetic) -> bool:
         """Whether there are bounds for this very kind that no measurement in bfloat16 would move: given, measured in this
@@ -196,8 +208,8 @@ class Calibration:
         self, kind: NodeArithmetic, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray,
         *, prompts: np.ndarray, repeated: np.ndarray | None = None, own: bool = False,
     ) -> None:  # fmt: skip
-        """Tokens of a trusted node, or the auditor's `own`. The kind is measured once there are ENOUGH, each time that they have
-        doubled, and with PLENTY for the last time. `prompts` and `repeated`: as for `measure`. How exact a kind may be the
+        """Tokens of a trusted node, or the auditor's `own`. The kind is measured once there are ENOUGH, or PLENTY of few prompts,
+        and each time that they have doubled. `prompts` and `repeated`: as for `measure`. How exact a kind may be the
         auditor's own tokens do not say: other processors round less, and other prompts are rounded less."""
         if not self.wants(kind) or not len(distance):
             return
@@ -208,15 +220,15 @@ class Calibration:
         for column, values in zip(columns, (distance, claimed, recomputed, shift, repeated, prompts), strict=True):
             column.append(values)
         self._tokens.setdefault(kind, _TokensOfPrompts()).add(prompts)
-        counted, all_of_them = self.counted(kind), self.tokens(kind) >= PLENTY
-        if counted >= max(ENOUGH, 2 * self._measured_at.get(kind, 0)) or all_of_them:
-            self._measured_at[kind] = counted
+        counted, tokens, before = self.counted(kind), self.tokens(kind), self._measured_at.get(kind, _Measured(0, 0))
+        if counted >= max(ENOUGH, 2 * before.counted) or tokens >= max(PLENTY, 2 * before.tokens):
+            self._measured_at[kind] = _Measured(counted, tokens)
             distances, said, found, shifts, again, of = map(np.concatenate, columns)
             means = measure(distances, said, found, shifts, repeated=again, prompts=of)
             self.means[kind] = replace(means, quiet=_ANY) if kind in self._own else means
             self.measured |= {kind}
             self.changed(to_json({k: m for k, m in self.means.items() if k in self.measured or k in self.given}))
-        if all_of_them:
+        if not self.wants(kind):
             del self._seen[kind]
 
 

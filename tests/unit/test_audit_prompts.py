@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from learner.audit.calibration import ENOUGH, PLENTY, Calibration, NodeArithmetic
+from learner.audit.calibration import ENOUGH, MOST_OF_FEW, PLENTY, Calibration, NodeArithmetic
 from learner.audit.deviations import Deviations
 from learner.audit.measuring import STRETCH, measure
 from learner.audit.sequential import FALSE_ALARM, FAR, MOST_OF_PROMPT, HonestMeans, NodeTest, grossness, logit_differences
@@ -94,7 +94,10 @@ def test_a_kind_is_measured_on_enough_prompts_or_on_plenty_of_tokens() -> None:
         assert calibration.counted(KIND) == STRETCH * min(3, i + 1) and not told
         assert calibration.wants_own(KIND) == ENOUGH - calibration.counted(KIND) and not calibration.stands(KIND)
     calibration.add(KIND, *found, prompts=np.full(1_000, 0))
-    assert len(told) == 1 and not calibration.wants(KIND) and calibration.stands(KIND) and not calibration.wants_own(KIND)
+    assert len(told) == 1 and calibration.stands(KIND) and not calibration.wants_own(KIND)
+    while calibration.wants(KIND):  # others may come yet
+        calibration.add(KIND, *found, prompts=np.full(1_000, 0))
+    assert len(told) == 3 and MOST_OF_FEW <= calibration.tokens(KIND) < MOST_OF_FEW + 1_000
     calibration, told[:] = Calibration(changed=told.append), []
     for i in range(ENOUGH // STRETCH):
         assert not told
@@ -128,3 +131,14 @@ def test_what_is_far_beyond_the_bounds_is_found_within_a_group() -> None:
         test = NodeTest(honest)
         test.look(*answers(rng, 400, noise)._replace(distance=np.zeros(400), shift=np.zeros(400)), prompts=np.zeros(400))
         assert 0 < test.caught_at < most, noise
+
+
+def test_a_prompt_that_comes_again_says_nothing_more() -> None:
+    rng, measured = np.random.default_rng(1), asked(np.random.default_rng(0), 100, STRETCH, 0.02)
+    honest = measure(*measured.found, prompts=measured.prompts)
+    found, test = answers(rng, 2_000, 2.2 * honest.noise[3] * 0.1), NodeTest(honest)
+    usual = answers(rng, 50, 0.02)
+    for again in range(6):  # as one whose group is made again and again, between other prompts
+        test.look(*found, prompts=np.zeros(2_000))
+        test.look(*usual, prompts=np.full(50, 1 + again))
+    assert not test.caught_at
