@@ -308,7 +308,7 @@ def test_a_resumed_run_goes_on_with_what_it_measured_and_passes_over_a_damaged_f
     head.store, head.run_id, head.identity = SimpleNamespace(root=tmp_path), "run", SimpleNamespace(public_key=b"key")
     kind, n = NodeArithmetic("vllm", "bfloat16", "cuda"), 5_000
     first = resumed()
-    first.add(kind, np.zeros(n), np.full(n, -1.0), np.full(n, -1.01), np.zeros(n))
+    first.add(kind, np.zeros(n), np.full(n, -1.0), np.full(n, -1.01), np.zeros(n), prompts=np.arange(n))
     again = resumed()
     assert again.honest(kind) == first.honest(kind) != Calibration().honest(kind) and again.wants(kind)
     assert not caplog.text
