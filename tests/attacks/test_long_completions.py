@@ -100,8 +100,8 @@ class DrawsAuditor(SoundAuditor):
             return Deviations(distance, claimed, claimed + rng.normal(0, 0.01, len(ids)), shift)
 
         parts = [[found(c.first, c.completion_ids[c.first : c.stop], c.seed) for _, c in of] for of in read_claims(message)]
-        own = found(0, (STOP,) * message["bfloat16"], 0)
-        [answer] = Frames().feed(score_answer(parts, (*own, np.zeros(len(own.distance))), cpu_s=0.0))
+        own, asked = found(0, (STOP,) * message["bfloat16"], 0), message["bfloat16"]
+        [answer] = Frames().feed(score_answer(parts, (*own, np.zeros(asked), np.arange(asked)), cpu_s=0.0))
         return answer
 
 
