@@ -1,7 +1,7 @@
 """What honest nodes' statistics are, by kind of engine, type and device; measured on trusted nodes, and kept as JSON. Pure.
 
-The means must be upper bounds for honest nodes, or the tests' promise does not hold. So a measured mean is raised by four
-standard errors and by MARGIN. Must not know how a node was measured, or files.
+Which bounds a node is held to, and when a kind is measured. What bounds follow from tokens is in `measuring`. Must not know how a
+node was measured, or files.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ known well either."""
 
 LOUD_SPREADS, EXACT_SPREADS = 4.0, 5.0
 """Standard deviations of stretches' loudness by which a prompt may be louder than the mean one, and of the log of it by which it
-may be more exact. The first is narrow, for mild cheats are within what wider bounds allow; a bet on it is bounded by group
+may be more exact. The first is narrow, for mild cheats are within what wider bounds allow; a bet on it is bounded by prompt
 (`OF_A_PROMPT`). The second is wide since it costs little: who computes exactly where its kind rounds is a thousand times as
 exact."""
 
