@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from learner.audit.bets import NOISE_SCALES, HonestMeans
 from learner.audit.measuring import LEAST, STRETCH, measure
-from learner.audit.sequential import NOISE_SCALES, HonestMeans
 from p2p.errors import UsageError
 
 OTHER_KIND = 1.5

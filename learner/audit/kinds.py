@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from learner.audit.sequential import FALSE_ALARM, HonestMeans, NodeTest, Verdict
+from learner.audit.bets import HonestMeans
+from learner.audit.sequential import FALSE_ALARM, NodeTest, Verdict
 
 
 class KindsTest:

@@ -14,17 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from learner.audit.sequential import (
-    FAR,
-    GROSS_POWER,
-    LOGPROB_SCALE,
-    NEAR,
-    NOISE_SCALES,
-    HonestMeans,
-    NodeTest,
-    grossness,
-    logit_differences,
-)
+from learner.audit.bets import FAR, GROSS_POWER, LOGPROB_SCALE, NEAR, NOISE_SCALES, HonestMeans, grossness, logit_differences
+from learner.audit.sequential import NodeTest
 from p2p.errors import UsageError
 
 MARGIN = 1.5

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from learner.audit.bets import grossness
 from learner.audit.calibration import Calibration, NodeArithmetic
 from learner.audit.choosing import chosen
 from learner.audit.claims import places_of, prompt_number
@@ -27,7 +28,7 @@ from learner.audit.long_ones import LongCompletions
 from learner.audit.looks import GROWN, GROWN_ON_ALERT, LookKey, Looks
 from learner.audit.parts import MadePart, parts_of, tokens_of
 from learner.audit.repeats import SeenByNode
-from learner.audit.sequential import FALSE_ALARM, NOTABLE, NodeTest, Verdict, grossness
+from learner.audit.sequential import FALSE_ALARM, NOTABLE, NodeTest, Verdict
 from learner.audit.versions import ChosenVersions
 from learner.audit.waiting import WaitingLines
 from learner.standing.standing import Standing

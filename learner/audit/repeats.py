@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import xxhash
 
-from learner.audit.sequential import LOGPROB_SCALE, logit_differences
+from learner.audit.bets import LOGPROB_SCALE, logit_differences
 from p2p.forgetting import forget_oldest, renewed
 
 MOST_KEPT = 4_096

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from learner.audit.bets import NEAR
 from learner.audit.claims import Claim, prompt_number
 from learner.audit.deviations import Deviations, OwnDeviations
 from learner.audit.measuring import STRETCH
 from learner.audit.repeats import SeenTokens
 from learner.audit.scorer import draw, score
-from learner.audit.sequential import NEAR
 from learner.audit.statistic import SeededDraws
 
 MOST_OF_PROMPT = STRETCH

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from learner.audit.bets import HonestMeans
 from learner.audit.calibration import NodeArithmetic, from_json
-from learner.audit.sequential import HonestMeans
 from p2p.errors import UsageError
 
 CALIBRATION_FILE = "audit-calibration.json"

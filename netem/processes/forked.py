@@ -25,7 +25,7 @@ from pathlib import Path
 
 from netem.processes.children import MODEST
 from p2p.errors import ShoalError
-from p2p.processes import child_environment, die_with_parent
+from p2p.processes import Process, child_environment, die_with_parent
 
 WARM = "netem.processes.warm"
 """The module that the warm parent imports."""
@@ -122,19 +122,25 @@ def _run_module(module: str, arguments: tuple[str, ...], out: str, log: str) -> 
     runpy.run_module(module, run_name="__main__")
 
 
-def _fork_engine(command: list[str], fd: int, environment: dict[str, str]) -> ForkedProcess:
-    """A node's `EngineStarter`. To be called by the node's main thread: what other threads held then stays held in the fork."""
-    return ForkedProcess(multiprocessing.get_context("fork").Process(target=_run_engine, args=(command[-3:], fd), daemon=True))
+def _fork_engine(command: list[str], fd: int, environment: dict[str, str]) -> Process:
+    """A node's `EngineStarter`. To be called by the node's main thread: what other threads held then stays held in the fork.
+    An engine that is to run in another Python is no fork of this one, and is started as ever."""
+    from node.engine.process import start_program
+
+    python, _, _, module, *arguments = command  # as `python_command` makes it
+    if python != sys.executable:
+        return start_program(command, fd, environment)
+    fork = multiprocessing.get_context("fork")
+    return ForkedProcess(fork.Process(target=_run_engine, args=(module, arguments, fd), daemon=True))
 
 
-def _run_engine(arguments: list[str], fd: int) -> None:
-    """In the fork of a node: `node.engine.child`."""
-    from node.engine import child
-
+def _run_engine(module: str, arguments: list[str], fd: int) -> None:
+    """In the fork of a node: `python -m MODULE ARGUMENTS`, which is `node.engine.child` or stands for it."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     die_with_parent()
     os.closerange(3, fd)  # the node's sockets: while the engine has them, nobody sees that the node is dead
     os.closerange(fd + 1, MOST_FDS)
-    sys.exit(child.main(arguments))
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__")

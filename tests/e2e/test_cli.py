@@ -33,6 +33,14 @@ pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture
+def shoal(tmp_path: Path) -> Iterator[Children]:
+    """Here nodes too are started as a user starts them."""
+    runner = Children(tmp_path)
+    yield runner
+    runner.end(0)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model, barely trained."""

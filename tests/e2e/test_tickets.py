@@ -13,7 +13,7 @@ import pytest
 
 import shoal as cli
 from learner.config import build_config, dump_toml
-from netem.processes.children import Children
+from netem.processes.children import Children, start_module
 from p2p.membership.admission import read_ticket
 from tests.support.watchdog import PATIENCE_S, status_of, until
 
@@ -52,7 +52,7 @@ def alive(run_dir: Path) -> dict[str, str]:
 def start(shoal: Children, name: str, ticket: Path) -> Any:
     return shoal.start(
         name, "node", "--join-file", str(ticket), "--dir", str(shoal.folder / name), "--name", name, "--engine", "fake", "--json",
-        "--listen", "/ip4/127.0.0.1/tcp/0",
+        "--listen", "/ip4/127.0.0.1/tcp/0", starter=start_module,
     )  # fmt: skip
 
 

@@ -10,11 +10,12 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 from learner.audit import scorer
+from learner.audit.bets import HonestMeans, grossness
 from learner.audit.calibration import FLOAT32, NodeArithmetic, from_json, to_json, widest
 from learner.audit.choosing import chosen
 from learner.audit.measuring import measure
 from learner.audit.scorer import Claim, score
-from learner.audit.sequential import HonestMeans, NodeTest, grossness
+from learner.audit.sequential import NodeTest
 from learner.audit.statistic import MOST_SHIFT, distances
 from node.engine.sampling import SamplingParams, sample
 from p2p.errors import UsageError

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from learner.audit.bets import NOISE_SCALES, HonestMeans, logit_differences
 from learner.audit.calibration import NodeArithmetic, from_json, to_json, widest
 from learner.audit.kinds import KindsTest
 from learner.audit.measuring import LEAST, measure
-from learner.audit.sequential import NOISE_SCALES, HonestMeans, NodeTest, logit_differences
+from learner.audit.sequential import NodeTest
 from p2p.errors import UsageError
 from tests.support.nightly import examples
 

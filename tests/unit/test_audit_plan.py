@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from learner.audit.bets import HonestMeans
 from learner.audit.calibration import (
     ENOUGH,
     PLENTY,
@@ -22,7 +23,7 @@ from learner.audit.calibration import (
 from learner.audit.deviations import Deviations
 from learner.audit.measuring import PROMPT_MARGIN
 from learner.audit.plan import LATELY, MAX_KINDS, AuditPlan, Check, MadePart, ToldKind, parts_of
-from learner.audit.sequential import HonestMeans, Verdict
+from learner.audit.sequential import Verdict
 from learner.audit.waiting import WaitingLines
 from learner.standing.standing import Standing, StandingRules
 from learner.trajectory import Gap, Group, Maker, Trajectory

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from learner.audit.bets import FAR, HonestMeans, grossness, logit_differences
 from learner.audit.calibration import ENOUGH, MOST_OF_FEW, PLENTY, Calibration, NodeArithmetic
 from learner.audit.deviations import Deviations
 from learner.audit.measuring import STRETCH, measure
-from learner.audit.sequential import FALSE_ALARM, FAR, MOST_OF_PROMPT, HonestMeans, NodeTest, grossness, logit_differences
+from learner.audit.sequential import FALSE_ALARM, MOST_OF_PROMPT, NodeTest
 
 VOCABULARY = 24
 SPREAD = 0.43

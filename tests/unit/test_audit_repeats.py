@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import xxhash
 
+from learner.audit.bets import HonestMeans
 from learner.audit.calibration import ENOUGH, Calibration, NodeArithmetic
 from learner.audit.deviations import Deviations
 from learner.audit.measuring import measure
 from learner.audit.plan import AuditPlan, Check, MadePart, ToldKind
 from learner.audit.repeats import MOST_KEPT, OF_ONE, SAME, UNASKED, SeenByNode, SeenTokens
-from learner.audit.sequential import HonestMeans, NodeTest
+from learner.audit.sequential import NodeTest
 from learner.standing.standing import Standing, StandingRules
 from p2p.version import Version
 

@@ -12,6 +12,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from learner.audit.auditor import Auditor
+from learner.audit.bets import HonestMeans
 from learner.audit.calibration import ENOUGH, SHIPPED, Calibration, NodeArithmetic, from_json, to_json, widest
 from learner.audit.claims import Claim, prompt_number
 from learner.audit.deviations import Deviations, OwnDeviations
@@ -19,7 +20,6 @@ from learner.audit.plan import AuditPlan, ToldKind
 from learner.audit.repeats import SeenTokens
 from learner.audit.scorer import draw, score
 from learner.audit.self_calibration import MOST_OF_PROMPT, as_drawn, measure_bfloat16
-from learner.audit.sequential import HonestMeans
 from learner.audit.statistic import distances, draws
 from learner.audit.wire import BFLOAT16_COLUMNS, Frames, read_bfloat16, read_deviations, score_answer, score_request
 from learner.standing.standing import Standing, StandingRules
