@@ -26,6 +26,11 @@ Between transformers and vLLM on processors there is a tenth of difference (benc
 transformers, vLLM and two GPUs drew 98 % of the same tokens (Token-DiFR)."""
 
 
+RULE = 1
+"""Number of the rule by which bounds are measured. Those of another one are measured anew: without prompts they were narrower,
+and honest nodes were called wrong."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class NodeArithmetic:
     """What decides how a node rounds."""
@@ -61,16 +66,19 @@ def widest(means: Mapping[NodeArithmetic, HonestMeans], louder: float = OTHER_KI
 
 def to_json(means: Mapping[NodeArithmetic, HonestMeans]) -> str:
     """To be kept."""
-    return json.dumps({str(kind): asdict(m) for kind, m in sorted(means.items())}, indent=1)
+    return json.dumps({"rule": RULE, "kinds": {str(kind): asdict(m) for kind, m in sorted(means.items())}}, indent=1)
 
 
 def from_json(text: str) -> dict[NodeArithmetic, HonestMeans]:
-    """What `to_json` made. UsageError for anything else."""
+    """What `to_json` made. UsageError for anything else, and for what was measured by another rule."""
     try:
-        rows = json.loads(text)
-        return {NodeArithmetic(*kind.split("/")): _means(m) for kind, m in rows.items()}
-    except (ValueError, TypeError, AttributeError) as error:
+        found = json.loads(text)
+        if found.get("rule") == RULE:
+            return {NodeArithmetic(*kind.split("/")): _means(m) for kind, m in found["kinds"].items()}
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise UsageError(f"this is no calibration of audits: {error}") from None
+    raise UsageError("this is no calibration of audits, or one of another release: its bounds are measured otherwise now, so a "
+                     "run has to measure them anew")  # fmt: skip
 
 
 FLOAT32 = replace(LEAST, noise=(1.0, 0.1, 0.01, 2e-3, 1e-3))
@@ -243,9 +251,6 @@ def _not_shipped(means: Mapping[NodeArithmetic, HonestMeans]) -> dict[NodeArithm
 
 def _means(row: Any) -> HonestMeans:
     values: dict[str, Any] = {name: tuple(map(float, v)) if isinstance(v, list) else float(v) for name, v in row.items()}
-    short = {name: len(NOISE_SCALES) - len(values[name]) for name in ("noise", "quiet") if name in values}
-    if set(short.values()) == {1}:  # of a release that had one scale less: the last one says nothing
-        values |= {name: (*values[name], 1.0) for name in short}
     made = HonestMeans(**values)
     if not len(made.noise) == len(made.quiet) == len(NOISE_SCALES):
         raise ValueError(f"noise is kept at {len(NOISE_SCALES)} scales")

@@ -29,9 +29,9 @@ NOISE_MARGIN = 2.0
 """The same for noise of logits and for what it lacks: kinds of node are further apart than that."""
 
 STRETCH, LEAST_STRETCH = 128, 8
-"""Tokens of one prompt that are as loud or as exact as it has it, and how many such a stretch has at the least; where all prompts
-have fewer, it is of several. A node's first tokens may all be of one prompt: one of 222 honest nodes was called wrong by 140
-tokens of a loud one (bench/audit.md)."""
+"""Tokens of one prompt that are as loud or as exact as it has it, and how many such a stretch has at the least, unless most are
+in shorter ones. A node's first tokens may all be of one prompt: one of 222 honest nodes was called wrong by 140 tokens of a
+loud one, and where stretches went across prompts of 7 tokens, nearly all whose first prompt was very exact (bench/audit.md)."""
 
 FEW_PROMPTS = 4
 """What is estimated over n prompts is taken for one and FEW_PROMPTS / n times as uncertain: of few prompts their spread is not
@@ -61,12 +61,12 @@ def measure(
 ) -> HonestMeans:  # fmt: skip
     """From tokens of nodes that are known to be honest. `suspected`: of some suspects (see `NodeTest`) what these tokens' log
     probabilities are under their weights; without them nothing is bet on suspects. `repeated`, bool: those that came in the same
-    context before, whose log probabilities say nothing new. `prompts`: a number for each token's prompt; None: each has one of
-    its own. UsageError without tokens."""
+    context before, whose log probabilities say nothing new. `prompts`: a number for each token's prompt; None: one
+    after the other, of STRETCH tokens each. UsageError without tokens."""
     n = len(distance)
     if not n:
         raise UsageError("a calibration needs tokens of trusted nodes")
-    prompts = np.arange(n) if prompts is None else np.unique(prompts, return_inverse=True)[1]
+    prompts = np.arange(n) // STRETCH if prompts is None else np.unique(prompts, return_inverse=True)[1]
     drawn = _ByPrompt(prompts)
     if repeated is not None and not repeated.all():
         claimed, recomputed, prompts = claimed[~repeated], recomputed[~repeated], prompts[~repeated]
@@ -117,7 +117,6 @@ class _ByPrompt:
     def __init__(self, of: np.ndarray) -> None:
         self._of, self._order = of, np.argsort(of, kind="stable")
         self._prompts = int(np.count_nonzero(np.bincount(of))) if len(of) else 0
-        self._few = 1 + FEW_PROMPTS / max(1, self._prompts)
 
     def error(self, values: np.ndarray) -> float:
         """Standard error of the mean: as if tokens or prompts were independent, the larger one."""
@@ -126,34 +125,38 @@ class _ByPrompt:
             return abs(mean)
         sums = np.bincount(self._of, values - mean)
         by_prompt = math.sqrt(float((sums**2).sum()) * prompts / (prompts - 1)) / n
-        return max(float(values.std()) / math.sqrt(n), by_prompt * self._few)
+        return max(float(values.std()) / math.sqrt(n), by_prompt * _few(prompts))
 
     def extreme(self, amounts: np.ndarray) -> _Extreme:
-        """Each stretch of tokens as if its prompt were as loud, or as exact, as prompts may be."""
-        ordered, first = amounts[self._order], self._stretches()
-        if not len(first):
-            return _Extreme(amounts, amounts)
+        """Each stretch of tokens as if its prompt were as loud, or as exact, as prompts may be; with one stretch any are."""
+        ordered, of = amounts[self._order], self._of[self._order]
+        first = _stretches(of)
         lengths = np.diff([*first.tolist(), len(ordered)])
-        means = np.add.reduceat(ordered, first) / lengths
-        told = (lengths >= LEAST_STRETCH) & (means > 0)
+        means = np.add.reduceat(ordered, first) / lengths if len(first) else np.empty(0)
+        told = lengths >= LEAST_STRETCH
+        if 2 * lengths[told].sum() < len(ordered):  # what a few long ones have is not what all have
+            told[:] = True
         if told.sum() < 2:
-            return _Extreme(amounts, amounts)
-        logs, each = np.log(means[told]), np.repeat(told, lengths)
-        alike = ordered[each] / np.repeat(means, lengths)[each]
-        loud = float(means[told].mean()) + LOUD_SPREADS * self._few * float(means[told].std(ddof=1))
-        exact = math.exp(float(logs.mean()) - EXACT_SPREADS * float(logs.std(ddof=1)))
+            return _Extreme(np.full(len(ordered), np.inf), np.zeros(len(ordered)))
+        few = _few(len(np.unique(of[first[told]])))
+        loud = float(means[told].mean()) + LOUD_SPREADS * few * float(means[told].std(ddof=1))
+        rounds = told & (means > 0)
+        each = np.repeat(rounds, lengths)
+        alike, logs = ordered[each] / np.repeat(means, lengths)[each], np.log(means[rounds])
+        exact = math.exp(float(logs.mean()) - EXACT_SPREADS * float(logs.std(ddof=1))) if len(logs) > 1 else 0.0
         return _Extreme(alike * loud, alike * exact)
 
-    def _stretches(self) -> np.ndarray:
-        """Where each begins, of the tokens in order of prompts: one ends at STRETCH tokens, or before that with its prompt."""
-        n = len(self._order)
-        if not n:
-            return np.empty(0, int)
-        starts = np.flatnonzero(np.r_[True, np.diff(self._of[self._order]) != 0])
-        ends = np.r_[starts[1:], n]
-        if (ends - starts).max() < LEAST_STRETCH:
-            return np.arange(0, n, min(STRETCH, max(LEAST_STRETCH, n // LEAST_STRETCH)))
-        return np.concatenate([np.arange(start, end, STRETCH) for start, end in zip(starts, ends, strict=True)])
+
+def _few(prompts: int) -> float:
+    return 1 + FEW_PROMPTS / max(1, prompts)
+
+
+def _stretches(of: np.ndarray) -> np.ndarray:
+    """Where each begins, of tokens in order of their prompts `of`: one ends at STRETCH tokens, or before that with its prompt."""
+    if not len(of):
+        return np.empty(0, int)
+    starts = np.flatnonzero(np.r_[True, np.diff(of) != 0])
+    return np.concatenate([np.arange(*prompt, STRETCH) for prompt in zip(starts, [*starts[1:], len(of)], strict=True)])
 
 
 def _far_of(differences: np.ndarray) -> float:

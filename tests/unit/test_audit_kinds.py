@@ -131,7 +131,10 @@ def test_honest_nodes_do_not_look_like_suspects() -> None:
 def test_a_calibration_of_noise_is_kept_and_one_of_another_form_is_refused() -> None:
     kept = {EXACT: KINDS[str(EXACT)], ROUNDS: KINDS[str(ROUNDS)]}
     assert from_json(to_json(kept)) == kept
-    assert from_json('{"a/b/c": {"far": 0.01}}') == {NodeArithmetic("a", "b", "c"): HonestMeans(far=0.01)}
+    assert from_json('{"rule": 1, "kinds": {"a/b/c": {"far": 0.01}}}') == {NodeArithmetic("a", "b", "c"): HonestMeans(far=0.01)}
+    for other in ('{"a/b/c": {"far": 0.01}}', '{"rule": 2, "kinds": {}}', '{"rule": 1}', '{"rule": 1, "kinds": [1]}', "[1]", "1"):
+        with pytest.raises(UsageError, match="no calibration of audits"):
+            from_json(other)
     wide = widest(kept)
     assert wide.noise[0] == 1.0 and wide.quiet == (1.0,) * len(NOISE_SCALES)
     assert widest({EXACT: LEAST}).noise == (1.0,) * len(NOISE_SCALES)

@@ -25,8 +25,8 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
 
 
-def answers(rng: np.random.Generator, tokens: int, noise: float, entropy: float = 2.0) -> Deviations:
-    """Tokens that an honest node drew whose logits are off by `noise` nats, in contexts of their own."""
+def answers(rng: np.random.Generator, tokens: int, noise: float | np.ndarray, entropy: float = 2.0) -> Deviations:
+    """Tokens that an honest node drew whose logits are off by `noise` nats ([tokens, 1] or all), in contexts of their own."""
     right = entropy * rng.standard_normal((tokens, VOCABULARY))
     exact, rounded = log_softmax(right), log_softmax(right + noise * rng.standard_normal(right.shape))
     u, sums, at = rng.random(tokens), np.exp(rounded).cumsum(axis=1), np.arange(tokens)
@@ -46,8 +46,8 @@ class Asked(NamedTuple):
 
 def asked(rng: np.random.Generator, prompts: int, tokens: int, noise: float) -> Asked:
     """So many tokens of each of some prompts."""
-    every = [answers(rng, tokens, noise * float(np.exp(SPREAD * rng.standard_normal()))) for _ in range(prompts)]
-    return Asked(Deviations(*map(np.concatenate, zip(*every, strict=True))), np.repeat(np.arange(prompts), tokens))
+    each = np.repeat(np.exp(SPREAD * rng.standard_normal(prompts)), tokens)[:, None]
+    return Asked(answers(rng, prompts * tokens, noise * each), np.repeat(np.arange(prompts), tokens))
 
 
 def called_wrong(seeds: range, measured: tuple[int, int], *, by_prompt: bool) -> int:
@@ -64,6 +64,32 @@ def called_wrong(seeds: range, measured: tuple[int, int], *, by_prompt: bool) ->
 def test_loud_prompts_call_no_honest_node_wrong() -> None:
     assert called_wrong(range(30), (3, ENOUGH // 3), by_prompt=False) > 0, "what this test is for does not happen"
     assert called_wrong(range(30), (ENOUGH // STRETCH, STRETCH), by_prompt=True) == 0
+
+
+@pytest.mark.parametrize("longer", [0, 1, 2])
+@pytest.mark.parametrize("tokens", [1, 3, 7])
+def test_short_answers_tell_how_prompts_differ_too(tokens: int, longer: int) -> None:
+    """A kind is measured on answers of a few tokens, and of `longer` prompts on eight. Then a node's first prompt is a thousand
+    tokens, three standard deviations louder or more exact than most."""
+    caught = 0
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        short, long = asked(rng, ENOUGH // tokens, tokens, 0.03), asked(rng, longer, 8, 0.03)
+        found = Deviations(*(np.concatenate(both) for both in zip(short.found, long.found, strict=True)))
+        honest = measure(*found, prompts=np.concatenate([short.prompts, -1 - long.prompts]))
+        for apart in (-3.0, 3.0):
+            test = NodeTest(honest)
+            test.look(*answers(rng, 1_000, 0.03 * float(np.exp(SPREAD * apart))), prompts=np.zeros(1_000))
+            caught += bool(test.caught_at)
+    assert caught == 0
+
+
+def test_of_one_prompt_nothing_is_known_of_others() -> None:
+    rng = np.random.default_rng(0)
+    honest = measure(*answers(rng, 100, 0.02), prompts=np.zeros(100))
+    assert honest.noise == honest.quiet == (1.0,) * len(honest.noise) and honest.far == honest.gross == 1.0
+    exact = measure(np.zeros(600), np.full(600, -1.0), np.full(600, -1.0), np.zeros(600), prompts=np.arange(600) // 60)
+    assert max(exact.noise) < 0.05 and exact.far < 0.02 and exact.gross == 1e-5, "what never rounds is as loud for each"
 
 
 @pytest.mark.parametrize("entropy", [1.0, 2.0, 4.0])

@@ -99,12 +99,14 @@ def test_a_calibration_takes_no_group_for_so_many_tokens(measured: HonestMeans) 
     all_of_it = [np.concatenate(column) for column in zip(*columns, strict=True)]
     repeated = np.concatenate(again)
     assert repeated.mean() > 0.5
-    once = measure(*all_of_it, repeated=repeated)
+    prompts = np.repeat(np.arange(60), 16 * 7)
+    once = measure(*all_of_it, repeated=repeated, prompts=prompts)
     assert measured.quiet[0] < once.quiet[0] and 0.8 < once.level / measured.level < 1.25
     calibration = Calibration()
-    calibration.add(ROUNDS, *all_of_it, repeated=repeated, prompts=np.arange(len(repeated)))
+    calibration.add(ROUNDS, *all_of_it, repeated=repeated, prompts=prompts)
     assert calibration.means[ROUNDS] == once
-    assert measure(*all_of_it, repeated=np.ones_like(repeated)) == measure(*all_of_it), "better than nothing"
+    every = np.ones_like(repeated)
+    assert measure(*all_of_it, repeated=every, prompts=prompts) == measure(*all_of_it, prompts=prompts), "better than nothing"
 
 
 @pytest.mark.parametrize("lies", [

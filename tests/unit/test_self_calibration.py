@@ -13,13 +13,15 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from learner.audit.auditor import Auditor
 from learner.audit.bets import HonestMeans
-from learner.audit.calibration import ENOUGH, SHIPPED, Calibration, NodeArithmetic, from_json, to_json, widest
+from learner.audit.calibration import ENOUGH, SHIPPED, Calibration, NodeArithmetic, to_json, widest
 from learner.audit.claims import Claim, prompt_number
 from learner.audit.deviations import Deviations, OwnDeviations
+from learner.audit.measuring import STRETCH
 from learner.audit.plan import AuditPlan, ToldKind
 from learner.audit.repeats import SeenTokens
 from learner.audit.scorer import draw, score
 from learner.audit.self_calibration import MOST_OF_PROMPT, as_drawn, measure_bfloat16
+from learner.audit.sequential import NodeTest
 from learner.audit.statistic import distances, draws
 from learner.audit.wire import BFLOAT16_COLUMNS, Frames, read_bfloat16, read_deviations, score_answer, score_request
 from learner.standing.standing import Standing, StandingRules
@@ -143,7 +145,7 @@ def rounded(tokens: int, noise: float, seed: int = 0) -> Deviations:
 
 
 def own(tokens: int, seed: int) -> OwnDeviations:
-    return OwnDeviations(rounded(tokens, 0.002, seed), np.zeros(tokens, bool), np.arange(tokens) + 1e6 * seed)
+    return OwnDeviations(rounded(tokens, 0.002, seed), np.zeros(tokens, bool), np.arange(tokens) // STRETCH + 1e6 * seed)
 
 
 def test_what_it_measures_takes_the_place_of_what_is_shipped() -> None:
@@ -163,6 +165,22 @@ def test_what_it_measures_takes_the_place_of_what_is_shipped() -> None:
     beside = calibration.honest(NodeArithmetic("vllm", "bfloat16", "cpu"))
     assert beside.noise == measured.noise and beside.quiet == HonestMeans().quiet, "another engine on the same device"
     assert calibration.honest(NodeArithmetic("vllm", "float32", "cpu")) == SHIPPED[NodeArithmetic("vllm", "float32", "cpu")]
+
+
+def test_what_a_nucleus_cuts_off_is_what_it_measures_too() -> None:
+    """An honest node's token may lie outside the nucleus that float32 has: such tokens are counted against nodes."""
+    calibration = Calibration(nucleus=True)
+    plan = AuditPlan(b"s" * 32, 1, Standing(StandingRules(checks=True)), calibration, kind_of=lambda peer: ToldKind(OWN))
+    made = own(ENOUGH, 0)
+    outside = np.arange(ENOUGH) % 200 == 0
+    made.found.distance[outside], made.found.recomputed[outside] = 1.0, -np.inf
+    assert plan.own(made) and plan.counts["own"] == ENOUGH
+    honest = calibration.honest(OWN)
+    assert 1 / 200 < honest.far < 4 / 200 and all(np.isfinite([honest.off, honest.bias, honest.level, *honest.noise]))
+    test = NodeTest(honest)
+    found, outside = rounded(20_000, 0.002, 9), np.arange(20_000) % 200 == 0
+    found.distance[outside], found.recomputed[outside] = 1.0, -np.inf
+    assert not test.look(*found).caught
 
 
 def test_a_gpu_that_measures_itself_leaves_nothing_of_what_is_shipped_for_its_type() -> None:
@@ -185,8 +203,3 @@ def test_it_is_asked_for_only_where_somebody_rests_on_it() -> None:
     assert plan.wants_own([exact]) == 0 and plan.wants_own([exact, rounds]) == 1_024
     given = Calibration.of(to_json({OWN: HonestMeans()}), print)
     assert given.wants_own(OWN) == 0
-
-
-def test_a_calibration_with_one_scale_of_noise_less_is_read() -> None:
-    old = to_json({OWN: HonestMeans(far=0.1)}).replace(",\n   1.0\n  ]", "\n  ]")
-    assert from_json(old) == {OWN: HonestMeans(far=0.1)}
