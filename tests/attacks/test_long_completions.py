@@ -133,11 +133,12 @@ async def audited_run(path: Path, nursery: trio.Nursery, lengths: Lengths, beyon
         yield run, audits
 
 
-USUAL = [(fixed, 80, 33.0, 1), (fixed, 1000, 100.0, 10), (spread, 1000, 100.0, 1), (spread, 1000, 100.0, 10)]
+USUAL = [(fixed, 80, 33.0, 1), (spread, 1000, 100.0, 10)]
 """Whose draws end when; up to how many tokens the attackers go on, at how many a second, in one sequence of how many."""
 
 MORE = [
-    (fixed, 1000, 100.0, 1), (fixed, 160, 55.0, 1), (fixed, 58, 20.0, 8), (spread, 1000, 100.0, 4), (spread, 1000, 100.0, 20)
+    (fixed, 1000, 100.0, 1), (fixed, 1000, 100.0, 10), (fixed, 160, 55.0, 1), (fixed, 58, 20.0, 8), (spread, 1000, 100.0, 1),
+    (spread, 1000, 100.0, 4), (spread, 1000, 100.0, 20),
 ]  # fmt: skip
 """By night as well."""
 
