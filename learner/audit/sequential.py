@@ -35,7 +35,7 @@ AT_FIRST = 0.5
 HANDED_OUT_EVERY = 128
 """Tokens after which some of the rest is handed out."""
 
-MOST_OF_PROMPT, PROMPTS = 0.5, 64
+MOST_OF_PROMPT, PROMPTS = 0.5, 32
 """What part of the log of the evidence that calls a node wrong a bet OF_A_PROMPT gains from one prompt, at most and
 but for its last token; and how many prompts a test remembers. Each bet is a small share of the mixture, so two or three are
 needed. No sample tells how loud the loudest of a thousand prompts is, and the answers to one that is a little louder than the
