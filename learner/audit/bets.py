@@ -127,10 +127,14 @@ def bets_on(suspects: tuple[str, ...]) -> Bets:
     staked = [(*RARE_STAKES, *STAKES) if name.removeprefix(LATE) in RARE else STAKES for name in names]
     of = np.repeat(np.arange(len(names)), [len(shares) for shares in staked])
     return Bets(
-        tuple(names), np.array([rows[name.removeprefix(LATE)] for name in names]), np.searchsorted(of, np.arange(len(names))), of,
-        np.concatenate(staked), np.array([names[bet].startswith(LATE) for bet in of]),
-        np.array([i for i, bet in enumerate(of) if names[bet].startswith(OF_A_PROMPT)]),
-    )  # fmt: skip
+        names=tuple(names),
+        statistics=np.array([rows[name.removeprefix(LATE)] for name in names]),
+        first=np.searchsorted(of, np.arange(len(names))),
+        of=of,
+        stakes=np.concatenate(staked),
+        late=np.array([names[bet].startswith(LATE) for bet in of]),
+        of_a_prompt=np.array([i for i, bet in enumerate(of) if names[bet].startswith(OF_A_PROMPT)]),
+    )
 
 
 @lru_cache(maxsize=256)
