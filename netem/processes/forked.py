@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -135,12 +136,12 @@ def _fork_engine(command: list[str], fd: int, environment: dict[str, str]) -> Pr
 
 
 def _run_engine(module: str, arguments: list[str], fd: int) -> None:
-    """In the fork of a node: `python -m MODULE ARGUMENTS`, which is `node.engine.child` or stands for it."""
+    """In the fork of a node: the `main` of `node.engine.child`, or of what stands for it. The node's own module, and not one that
+    is loaded anew: what a node has set in it holds in its engine."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     die_with_parent()
     os.closerange(3, fd)  # the node's sockets: while the engine has them, nobody sees that the node is dead
     os.closerange(fd + 1, MOST_FDS)
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__")
+    sys.exit(import_module(module).main(arguments))

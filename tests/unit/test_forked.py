@@ -57,6 +57,15 @@ def test_a_forked_module_is_a_process_of_its_own(tmp_path: Path) -> None:
     assert "leaving" in log.read_text()
 
 
+def test_what_a_node_has_set_holds_in_its_forked_engine(tmp_path: Path) -> None:
+    """So the bench's cheats are cheats: loaded anew, its engine would be an honest one."""
+    out, log, made = tmp_path / "out", tmp_path / "log", tmp_path / "made"
+    warm_up()
+    assert fork_module("tests.support.rogue_probe", [str(made)], out, log).wait(60) == 0, log.read_text()
+    kind, engine, parent = made.read_text().split()
+    assert kind == "fake" and parent == out.read_text().strip() != engine
+
+
 DEMO = """
 import sys, time
 from pathlib import Path
