@@ -38,6 +38,8 @@ def bench_hostile(
                 known[key] = row
                 say(f"{case}, seed {seed}: final {row['final_sampled']:.3f}, last tenth {row['reward_last']:.3f}, "
                     f"{row['train_s']:.0f} s of steps, tokens {row['tokens']}, expelled {row['expelled']}")  # fmt: skip
+                if never := [name for name in row["identities"] if not row["expelled"].get(name)]:
+                    say(f"never expelled: {', '.join(never)}. Either nothing was audited, or they did not cheat")
             rows.append(known[key])
     return summary(rows)
 
