@@ -79,6 +79,8 @@ def warm_up() -> None:
 def fork_module(module: str, arguments: Sequence[str], out: Path, log: Path) -> ForkedProcess:
     """`python -m MODULE ARGUMENTS` in a fork of the warm parent, with its own session; its output at the end of `out` and `log`.
     To be called by a thread that lasts: all forks die with the one that called first. ShoalError when the warm parent is gone."""
+    for file in (out, log):  # whoever reads what it says may do so at once
+        file.touch()
     return _fork(_run_module, module, tuple(arguments), str(out), str(log))
 
 

@@ -50,6 +50,7 @@ def test_a_forked_module_is_a_process_of_its_own(tmp_path: Path) -> None:
     warm_up()
     began = time.monotonic()
     process = fork_module("tests.support.forked_probe", ["a", "7"], out, log)
+    assert out.exists() and log.exists(), "may be read at once"
     assert process.wait(10) == 7
     assert time.monotonic() - began < AT_ONCE_S
     said = out.read_text().split()
