@@ -284,7 +284,7 @@ class AuditPlan:
     def own(self, own: OwnDeviations) -> bool:
         """What the auditor itself would have come to as a node of the kind `own_kind`. Whether it is measured with these."""
         wanted, found = self.calibration.wants_own(self.own_kind), own.found
-        drawn = np.isfinite(found.claimed)  # that float32's nucleus has not one of them is what it says of a nucleus
+        drawn = np.isfinite(found.claimed)  # one that float32's nucleus has not counts: so does rounding to a nucleus
         self.counts["own"] += int(drawn.sum())
         columns, repeated, prompts = (column[drawn] for column in found), own.repeated[drawn], own.prompts[drawn]
         self.calibration.add(self.own_kind, *columns, repeated=repeated, prompts=prompts, own=True)

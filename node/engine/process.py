@@ -66,7 +66,7 @@ It must die with this process."""
 
 
 def start_program(command: list[str], fd: int, environment: dict[str, str]) -> Process:
-    """The starter of every node but the spot demo's. In our own process group: what is sent to a node's reaches its engine."""
+    """The starter of every node that is no fork itself. In our own process group: what is sent to a node's reaches its engine."""
     return start(command, environment=environment, pass_fds=[fd], own_session=False)
 
 
