@@ -48,7 +48,7 @@ gone and were tested longest ago; one that comes back then is tested from the be
 MAY_BE_GROSS = 1e-3
 """Bound on the mean of `grossness` from which on nothing follows from a single token of a node of such a kind: of the 4,096
 tokens that are looked at then, some more may be so. The bound is that of a prompt as loud as they may be, and of 4.5 million
-simulated tokens of prompts that are at 10^-3 none was so (bench/audit.md); the bench's kinds have 2 to 6 x 10^-5."""
+simulated tokens of prompts at 6 x 10^-5 to 10^-3 none was so (bench/audit.md); the bench's kinds have 2 to 6 x 10^-5."""
 
 LATELY = 256
 """Tokens after which a node's second test begins anew. What the first one's bets lost on its honest tokens has to be won back
