@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from netem.processes.children import Children, run_module
-from tests.support.warm_nodes import WithWarmNodes
+from tests.support.warm_parts import WithWarmParts
 from tests.support.watchdog import PATIENCE_S
 
 
 @pytest.fixture
 def shoal(tmp_path: Path) -> Iterator[Children]:
-    runner = WithWarmNodes(tmp_path)
+    runner = WithWarmParts(tmp_path)
     yield runner
     runner.end(0)
 

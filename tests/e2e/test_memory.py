@@ -1,4 +1,5 @@
-"""The stated bound on memory: a version of 1 GiB costs source and node less than 300 MiB each, above idle."""
+"""The stated bound on memory: a version of 1 GiB costs source and node less than 300 MiB each, above idle. In `make test` half a
+GiB, of which a copy is still too much; one GiB by night."""
 
 from __future__ import annotations
 
@@ -12,18 +13,22 @@ import pytest
 from netem.bench.node_memory import BOUND, COPIES, SAMPLE_S, Anonymous, anonymous_bytes, describe, measure_memory
 from p2p.errors import UsageError
 from p2p.limits import GIB, MIB
+from tests.support.nightly import NIGHTLY
 from tests.support.watchdog import status_of, until
 
 pytestmark = pytest.mark.e2e
 
 
-def test_a_version_of_one_gib(tmp_path: Path) -> None:
+PAYLOAD = GIB if NIGHTLY else GIB // 2
+
+
+def test_a_version_larger_than_the_bound(tmp_path: Path) -> None:
     if psutil.virtual_memory().available < 2 * GIB:
         pytest.skip("less than 2 GiB of memory are free")
-    if psutil.disk_usage(str(tmp_path)).free < (COPIES + 1) * GIB:
-        pytest.skip(f"less than {COPIES + 1} GiB of disk are free")
-    result = measure_memory(GIB, tmp_path)
-    assert result["ok"] and result["payload_bytes"] == GIB and result["bound_bytes"] == BOUND == 300 * MIB
+    if psutil.disk_usage(str(tmp_path)).free < (COPIES + 1) * PAYLOAD:
+        pytest.skip(f"less than {(COPIES + 1) * PAYLOAD >> 20} MiB of disk are free")
+    result = measure_memory(PAYLOAD, tmp_path)
+    assert result["ok"] and result["payload_bytes"] == PAYLOAD > BOUND and result["bound_bytes"] == BOUND == 300 * MIB
     assert set(result["hosts"]) == {"learner", "node-1"}
     for host in result["hosts"].values():
         assert host["idle_bytes"] > 10 * MIB, "a Python process takes some"

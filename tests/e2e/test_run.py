@@ -14,7 +14,7 @@ import pytest
 
 from learner.config import build_config, dump_toml
 from netem.demo.recipes import RECIPES
-from netem.processes.children import Children
+from netem.processes.children import Children, start_module
 from tests.support.nightly import nightly
 from tests.support.watchdog import PATIENCE_S, status_of, until
 
@@ -82,7 +82,8 @@ def test_killed_trainer_and_killed_learner_resume(shoal: Children, tmp_path: Pat
     run_dir, config = tmp_path / "run", tmp_path / "learner.toml"
     settings = RECIPES["reverse"].config(run_dir, demo_model, 16, 0)
     config.write_text(dump_toml(build_config(settings, "test").model_dump()))
-    learner = shoal.start("learner", "learner", str(config), "--json")
+    # Its trainer is known by its command line, which a fork has not.
+    learner = shoal.start("learner", "learner", str(config), "--json", starter=start_module)
     until("a ticket", (run_dir / "ticket.txt").exists, shoal)
     nodes = [
         shoal.start(
