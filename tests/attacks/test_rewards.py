@@ -19,7 +19,7 @@ from p2p.protocol.generation import GenerateRequest, Tokens
 from p2p.protocol.rollout import TokenEvent
 from tests.attacks.test_withholding import BEGUN_S, LEAST, MEASURED_S, honest, open_run
 from tests.support.harness import inline
-from tests.support.nightly import HOW_MANY
+from tests.support.nightly import HOW_MANY, cases
 from tests.swarm.test_head import STOP, Node, Tokenizer
 
 BREAKS = 2
@@ -66,7 +66,7 @@ def make_scorer(monkeypatch) -> Callable[..., PooledScorer]:
     return make
 
 
-@pytest.mark.parametrize("shape", ["whole", "single"])
+@pytest.mark.parametrize("shape", cases(["whole"], "single"))
 @pytest.mark.parametrize("count", HOW_MANY)
 async def test_the_run_goes_on_at_its_pace(tmp_path: Path, autojump_clock, make_scorer, shape: str, count: int) -> None:
     """Two honest nodes are proven, the strangers are not: each group that had an answer of theirs was lost, and sixteen in a row

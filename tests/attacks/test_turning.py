@@ -26,7 +26,7 @@ from tests.attacks.test_withholding import (
     withhold,
 )
 from tests.support.harness import wall
-from tests.support.nightly import HOW_MANY, NIGHTLY
+from tests.support.nightly import HOW_MANY, cases
 from tests.swarm.test_head import Node
 
 
@@ -73,7 +73,7 @@ async def check_pace_beside_proven(path: Path, what: str, count: int, **turned_m
 
 
 @pytest.mark.parametrize("count", HOW_MANY)
-@pytest.mark.parametrize("honest_each", [0, 2, 8, -4, -10] if NIGHTLY else [0, 2, -10])
+@pytest.mark.parametrize("honest_each", cases([2, -10], 0, 8, -4))
 async def test_proven_nodes_that_turn(tmp_path: Path, autojump_clock, honest_each: int, count: int) -> None:
     """Their word counted: what they held was waited for, for as long as `stall_s`, and eight of them stopped the run for good."""
     await check_pace_beside_proven(tmp_path, str(honest_each), count, honest_each=honest_each)
@@ -87,7 +87,7 @@ async def test_proven_nodes_that_turn_and_are_not_silent(tmp_path: Path, autojum
 
 
 @pytest.mark.parametrize("count", HOW_MANY)
-@pytest.mark.parametrize("badly", [withhold, refuse, fail] if NIGHTLY else [withhold, refuse])
+@pytest.mark.parametrize("badly", cases([withhold], refuse, fail))
 async def test_one_sequence_buys_nothing_while_nobody_is_proven(
     tmp_path: Path, autojump_clock, badly: Behaviour, count: int
 ) -> None:

@@ -20,7 +20,7 @@ from p2p.protocol.prices import Terms
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
 from tests.support.harness import wall
-from tests.support.nightly import HOW_MANY, NIGHTLY
+from tests.support.nightly import HOW_MANY, NIGHTLY, cases
 from tests.swarm.test_head import Bench, Node, check_books, open_head, publish
 
 STRICT: dict[str, Any] = {"proven_tokens": 60}
@@ -168,7 +168,7 @@ async def check_pace(path: Path, behave: Callable[..., Awaitable[None]], count: 
 
 
 @pytest.mark.parametrize("count", HOW_MANY)
-@pytest.mark.parametrize("behave", [withhold, trickle, refuse, fail])
+@pytest.mark.parametrize("behave", cases([withhold, fail], trickle, refuse))
 async def test_the_run_keeps_its_pace(tmp_path: Path, autojump_clock, behave, count: int) -> None:
     await check_pace(tmp_path, behave, count)
 
@@ -232,8 +232,10 @@ class OneThenLate:
 
 @pytest.mark.parametrize(
     ("what", "count"),
-    [("drip", 20), ("one then late", 20)]
-    + ([("drip", 1), ("drip", 60), ("one then late", 1), ("one then late", 8), ("one then late", 60)] if NIGHTLY else []),
+    cases(
+        [("one then late", 20)], ("drip", 1), ("drip", 20), ("drip", 60), ("one then late", 1), ("one then late", 8),
+        ("one then late", 60),
+    ),
 )
 async def test_who_was_there_first_and_makes_a_little_does_not_keep_all(
     tmp_path: Path, autojump_clock, what: str, count: int

@@ -24,7 +24,7 @@ FOUND_WITHIN = 500
 """Tokens within which a node that draws at another temperature is caught: the bench finds it in 16 where it looks each 16, and
 here the auditor looks at a node's answers in batches."""
 
-STEPS = 120 if NIGHTLY else 40
+STEPS = 120 if NIGHTLY else 24
 """Of the run in which a cheat is caught and the auditor killed: what comes after goes on as it was. The auditor's second start is
 that of a fork, and takes seconds: started as a user's it took half a minute of a busy machine, and 50 steps could be over."""
 

@@ -17,6 +17,7 @@ from p2p.membership.addresses import Reach
 from p2p.protocol.join import Grouping, Placed
 from p2p.protocol.messages import decode
 from p2p.protocol.wire import encode
+from tests.support.nightly import cases
 
 
 def names(count: int) -> list[str]:
@@ -133,7 +134,7 @@ def test_few_who_are_proven_have_few_links_to_many_strangers(proven: int) -> Non
     assert sum(map(len, mine)) == proven and len(mine) == (1 if proven < 33 else len(mine))
 
 
-@pytest.mark.parametrize("proven", [3, 60, 1000])
+@pytest.mark.parametrize("proven", cases([3, 60, 300], 1000))
 def test_strangers_who_come_and_go_move_nobody_else(proven: int) -> None:
     rng, grid = random.Random(proven), Grid(names(proven))
     for number in range(proven // 4):  # not as they would be placed anew
