@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 from learner.audit.auditor_settings import AuditorSettings
-from learner.audit.calibration import Calibration
+from learner.audit.calibration import Calibration, DrawnAt
 from learner.config import LearnerConfig
 from learner.head.auditor_process import AuditorProcess
 from learner.head.audits import MOST_WINDOW, Audits
 from learner.head.calibration_file import CALIBRATION_FILE, calibration_writer, kept_calibration, read_calibration
 from learner.head.head import Head
 from learner.model_folder import ModelFolder
+from p2p.errors import UsageError
 
 
 def run_audits(config: LearnerConfig, head: Head, model: ModelFolder) -> Audits:
@@ -25,10 +26,12 @@ def run_audits(config: LearnerConfig, head: Head, model: ModelFolder) -> Audits:
         threads=a.threads, window=window, temperature=r.temperature, top_p=r.top_p,
     )  # fmt: skip
     kept = run_dir / CALIBRATION_FILE
-    given, earlier = read_calibration(a.calibration), kept_calibration(kept)
-    calibration = Calibration.of(
-        given, calibration_writer(kept), earlier, exact=a.dtype == "float32", nucleus=r.top_p < 1
-    )  # fmt: skip
+    drawn = DrawnAt(r.temperature, r.top_p)
+    given, earlier = read_calibration(a.calibration), kept_calibration(kept, drawn)
+    try:
+        calibration = Calibration.of(given, calibration_writer(kept), earlier, exact=a.dtype == "float32", drawn=drawn)
+    except UsageError as error:
+        raise UsageError(f"audit.calibration: {a.calibration} cannot be used: {error}") from None
     start = partial(AuditorProcess, settings.text(), run_dir / "logs" / "auditor.log")
     return Audits(head, start, calibration, share=a.share, window=window, false_alarm=a.false_alarm,
                   device=a.device.partition(":")[0])  # fmt: skip

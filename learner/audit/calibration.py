@@ -31,6 +31,18 @@ RULE = 1
 and honest nodes were called wrong."""
 
 
+class DrawnAt(NamedTuple):
+    """How a run's nodes draw: what honest deviations hang on, beside rounding. A lower temperature makes more of each nat, and
+    where a nucleus ends draws are off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+WHOLE = DrawnAt()
+"""From the whole distribution, as it is: what a run does unless told otherwise."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class NodeArithmetic:
     """What decides how a node rounds."""
@@ -64,21 +76,30 @@ def widest(means: Mapping[NodeArithmetic, HonestMeans], louder: float = OTHER_KI
     return replace(found, far=far, gross=gross, noise=tuple(min(1.0, louder * share) for share in found.noise))
 
 
-def to_json(means: Mapping[NodeArithmetic, HonestMeans]) -> str:
+def to_json(means: Mapping[NodeArithmetic, HonestMeans], drawn: DrawnAt) -> str:
     """To be kept."""
-    return json.dumps({"rule": RULE, "kinds": {str(kind): asdict(m) for kind, m in sorted(means.items())}}, indent=1)
+    kinds = {str(kind): asdict(m) for kind, m in sorted(means.items())}
+    return json.dumps({"rule": RULE, **drawn._asdict(), "kinds": kinds}, indent=1)
 
 
-def from_json(text: str) -> dict[NodeArithmetic, HonestMeans]:
-    """What `to_json` made. UsageError for anything else, and for what was measured by another rule."""
+def from_json(text: str, drawn: DrawnAt) -> dict[NodeArithmetic, HonestMeans]:
+    """What `to_json` made in a run that draws alike. UsageError for anything else, and for what was measured by another rule."""
     try:
         found = json.loads(text)
-        if found.get("rule") == RULE:
-            return {NodeArithmetic(*kind.split("/")): _means(m) for kind, m in found["kinds"].items()}
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        other = found.get("rule") != RULE
+        then = drawn if other else DrawnAt(float(found["temperature"]), float(found["top_p"]))
+        kinds = {} if other else {NodeArithmetic(*kind.split("/")): _means(m) for kind, m in found["kinds"].items()}
+    except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
         raise UsageError(f"this is no calibration of audits: {error}") from None
-    raise UsageError("this is no calibration of audits, or one of another release: its bounds are measured otherwise now, so a "
-                     "run has to measure them anew")  # fmt: skip
+    if other:
+        raise UsageError("this is no calibration of audits, or one of another release: its bounds are measured otherwise now, so "
+                         "a run has to measure them anew")  # fmt: skip
+    if then != drawn:
+        raise UsageError(
+            f"it was measured where nodes draw at temperature {then.temperature:g} and top_p {then.top_p:g}, and here they draw "
+            f"at {drawn.temperature:g} and {drawn.top_p:g}: honest nodes would be called wrong, or cheats not found"
+        )
+    return kinds
 
 
 FLOAT32 = replace(LEAST, noise=(1.0, 0.1, 0.01, 2e-3, 1e-3))
@@ -146,9 +167,9 @@ class Calibration:
     does not hold"""
     measured: frozenset[NodeArithmetic] = frozenset()
     """kinds that were measured, and are measured anew"""
-    nucleus: bool = False
-    """whether nodes draw from a nucleus (a top_p below 1): which tokens are in it is rounding as well, so a draw that is grossly
-    off may be honest, and nothing is bet on it"""
+    drawn: DrawnAt = WHOLE
+    """how nodes draw. Which tokens are in a nucleus (a top_p below 1) is rounding as well, so a draw that is grossly off may be
+    honest then, and nothing is bet on it"""
     _seen: dict[NodeArithmetic, list[list[np.ndarray]]] = field(default_factory=dict, init=False, repr=False)
     """distances, claimed and recomputed log probabilities, and shifts of trusted nodes, which tokens are repeated, and of what
     prompts they are"""
@@ -160,22 +181,22 @@ class Calibration:
     @classmethod
     def of(
         cls, text: str, changed: Callable[[str], None], measured: Mapping[NodeArithmetic, HonestMeans] = MappingProxyType({}),
-        *, exact: bool = True, nucleus: bool = False,
+        *, exact: bool = True, drawn: DrawnAt = WHOLE,
     ) -> Calibration:  # fmt: skip
         """With what a file gives, and what the run itself `measured` in an earlier life. UsageError when the file is none of
-        `to_json`."""
-        given, own = _not_shipped(from_json(text) if text else {}), _not_shipped(measured)
+        `to_json` from a run that draws alike."""
+        given, own = _not_shipped(from_json(text, drawn) if text else {}), _not_shipped(measured)
         shipped = {kind: m for kind, m in SHIPPED.items() if exact or kind.dtype != "float32"}
         return cls(
             {**shipped, **own, **given}, frozenset(given), changed, exact=exact, measured=frozenset(own) - frozenset(given),
-            nucleus=nucleus,
+            drawn=drawn,
         )  # fmt: skip
 
     def honest(self, kind: NodeArithmetic) -> HonestMeans:
         """What a node of this kind, by its own word, is held to. Of one that nobody measured: what other engines have with its
         type and device, else the widest of all that is known."""
         found = self._honest(kind)
-        return replace(found, gross=1.0) if self.nucleus else found
+        return replace(found, gross=1.0) if self.drawn.top_p < 1 else found
 
     def _honest(self, kind: NodeArithmetic) -> HonestMeans:
         bounds = self.means
@@ -235,7 +256,8 @@ class Calibration:
             means = measure(distances, said, found, shifts, repeated=again, prompts=of)
             self.means[kind] = replace(means, quiet=_ANY) if kind in self._own else means
             self.measured |= {kind}
-            self.changed(to_json({k: m for k, m in self.means.items() if k in self.measured or k in self.given}))
+            told = {k: m for k, m in self.means.items() if k in self.measured or k in self.given}
+            self.changed(to_json(told, self.drawn))
         if not self.wants(kind):
             del self._seen[kind]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from learner.trajectory import Trajectory
@@ -32,3 +33,11 @@ def parts_of(trajectory: Trajectory) -> Iterator[MadePart]:
 def tokens_of(parts: Sequence[MadePart]) -> int:
     """Tokens of these together."""
     return sum(part.stop - part.first for part in parts)
+
+
+def most_of(parts: Iterable[MadePart]) -> str:
+    """The node that made most of these."""
+    by_node = Counter[str]()
+    for part in parts:
+        by_node[part.node] += part.stop - part.first
+    return by_node.most_common(1)[0][0]

@@ -26,7 +26,7 @@ from learner.audit.deviations import Deviations, OwnDeviations
 from learner.audit.judged import Judged
 from learner.audit.long_ones import LongCompletions
 from learner.audit.looks import GROWN, GROWN_ON_ALERT, LookKey, Looks
-from learner.audit.parts import MadePart, parts_of, tokens_of
+from learner.audit.parts import MadePart, most_of, parts_of, tokens_of
 from learner.audit.repeats import SeenByNode
 from learner.audit.sequential import FALSE_ALARM, NOTABLE, NodeTest, Verdict
 from learner.audit.versions import ChosenVersions
@@ -172,7 +172,7 @@ class AuditPlan:
         long = tokens_of(made) >= self._long.least
         left = [part for part in self._looks.behind(key, ids, made) if self._has_state(trajectory, part)]
         tokens = len(trajectory.prompt_ids) + len(ids)
-        if left and not self._waiting.takes_first(_most_of(left), tokens):
+        if left and not self._waiting.takes_first(most_of(left), tokens):
             return 0  # it is looked at when there is room again
         alert = self.on_alert()
         parts = [part for part in left if self._chosen(part, key, alert=alert) or self._takes_long(part, trajectory, long)]
@@ -346,7 +346,7 @@ class AuditPlan:
         return part.version.epoch == self.epoch and not (self._kind(part.node).keeps and run.first > begun)
 
     def _wait(self, check: Check, *, soon: bool, first: bool) -> None:
-        node = _most_of(check.parts)
+        node = most_of(check.parts)
         self._waiting.add(node, check, soon=soon or self.all_of(node), first=first)
 
     def _drop(self, check: Check) -> None:
@@ -375,7 +375,8 @@ class AuditPlan:
         """Its test of this kind. All of a node's tests together have the chance of a false alarm that one may have."""
         tests = self._tests.setdefault(node, {})
         renewed(self._tests, node)
-        forget_oldest(self._tests, MOST_TESTED, lambda one: one == node or self._is_here(one))
+        for gone in forget_oldest(self._tests, MOST_TESTED, lambda one: one == node or self._is_here(one)):
+            self._lately.pop(gone, None)
         if kind not in tests and len(tests) >= MAX_KINDS:
             kind = list(tests)[-1]
         test, honest = tests.get(kind), self.calibration.honest(kind)
@@ -386,14 +387,6 @@ class AuditPlan:
             test = tests[kind] = kind_test(self.calibration, kind, self.false_alarm, before)
         test.honest = honest
         return test
-
-
-def _most_of(parts: Iterable[MadePart]) -> str:
-    """The node that made most of these."""
-    by_node = Counter[str]()
-    for part in parts:
-        by_node[part.node] += part.stop - part.first
-    return by_node.most_common(1)[0][0]
 
 
 UNTOLD = ToldKind(NodeArithmetic("unknown", "unknown", "unknown"))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from learner.audit.bets import HonestMeans
-from learner.audit.calibration import NodeArithmetic, from_json
+from learner.audit.calibration import DrawnAt, NodeArithmetic, from_json
 from p2p.errors import UsageError
 
 CALIBRATION_FILE = "audit-calibration.json"
@@ -31,13 +31,14 @@ def calibration_writer(path: Path) -> Callable[[str], None]:
     return write
 
 
-def kept_calibration(path: Path) -> dict[NodeArithmetic, HonestMeans]:
-    """What `calibration_writer` kept in an earlier life of the run; nothing when there is none, or it is damaged."""
+def kept_calibration(path: Path, drawn: DrawnAt) -> dict[NodeArithmetic, HonestMeans]:
+    """What `calibration_writer` kept in an earlier life of the run; nothing when there is none, it is damaged, or nodes drew
+    otherwise then."""
     try:
-        return from_json(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return from_json(path.read_text(encoding="utf-8"), drawn) if path.exists() else {}
     except (OSError, UnicodeDecodeError, UsageError) as error:
         log.warning("what an earlier life of this run measured of honest nodes is passed over, and measured anew: %s cannot be "
-                    "read: %s", path, error)  # fmt: skip
+                    "used: %s", path, error)  # fmt: skip
         return {}
 
 

@@ -314,7 +314,27 @@ def test_a_resumed_run_goes_on_with_what_it_measured_and_passes_over_a_damaged_f
     assert not caplog.text
     (tmp_path / CALIBRATION_FILE).write_text((tmp_path / CALIBRATION_FILE).read_text()[:-40])
     assert resumed().honest(kind) == Calibration().honest(kind)
-    assert f"passed over, and measured anew: {tmp_path / CALIBRATION_FILE} cannot be read" in caplog.text
+    assert f"passed over, and measured anew: {tmp_path / CALIBRATION_FILE} cannot be used" in caplog.text
+
+
+def test_a_run_that_draws_otherwise_measures_anew_and_takes_no_file_of_the_other(tmp_path: Path, caplog) -> None:
+    def resumed(temperature: float, given: str = "") -> Calibration:
+        changed = {"rollout": {"temperature": temperature}, "audit": {"calibration": given}}
+        values = {"run_dir": str(tmp_path), "model": "unused", **changed}
+        model: Any = SimpleNamespace(path=tmp_path / "model")
+        return run_audits(build_config(values, "test"), head, model).plan.calibration
+
+    head: Any = World(tmp_path).run
+    head.store, head.run_id, head.identity = SimpleNamespace(root=tmp_path), "run", SimpleNamespace(public_key=b"key")
+    kind, n = NodeArithmetic("vllm", "bfloat16", "cuda"), 5_000
+    first = resumed(1.0)
+    first.add(kind, np.zeros(n), np.full(n, -1.0), np.full(n, -1.01), np.zeros(n), prompts=np.arange(n))
+    file = str(tmp_path / CALIBRATION_FILE)
+    assert resumed(1.0).honest(kind) == resumed(1.0, file).honest(kind) == first.honest(kind) and not caplog.text
+    assert resumed(0.5).honest(kind) == Calibration().honest(kind)
+    assert "draw at temperature 1 and top_p 1, and here they draw at 0.5 and 1" in caplog.text
+    with pytest.raises(UsageError, match=rf"^audit\.calibration: {file} cannot be used: .* temperature 1 "):
+        resumed(0.5, file)
 
 
 @pytest.mark.parametrize("rotten", [False, True])

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausa
 
 from learner.audit import scorer
 from learner.audit.bets import HonestMeans, grossness
-from learner.audit.calibration import FLOAT32, NodeArithmetic, from_json, to_json, widest
+from learner.audit.calibration import FLOAT32, WHOLE, NodeArithmetic, from_json, to_json, widest
 from learner.audit.choosing import chosen
 from learner.audit.measuring import measure
 from learner.audit.scorer import Claim, score
@@ -110,10 +110,10 @@ def test_a_calibration_bounds_what_it_saw_and_is_kept() -> None:
     means = measure(distance, recomputed + 0.01 * rng.standard_normal(5000), recomputed, np.zeros(5000))
     assert means.far > 0.001 and 0.008 < means.off < 0.1 and means.bias < 0.01
     kept = {NodeArithmetic("transformers", "float32", "cpu"): means, NodeArithmetic("vllm", "bfloat16", "cuda"): HonestMeans()}
-    assert from_json(to_json(kept)) == kept
+    assert from_json(to_json(kept, WHOLE), WHOLE) == kept
     assert widest(kept).off == means.off > HonestMeans().off and widest({}) == HonestMeans()
     with pytest.raises(UsageError):
-        from_json("[1]")
+        from_json("[1]", WHOLE)
     with pytest.raises(UsageError):
         measure(np.empty(0), np.empty(0), np.empty(0), np.empty(0))
 

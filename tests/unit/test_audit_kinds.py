@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from learner.audit.bets import NOISE_SCALES, HonestMeans, logit_differences
-from learner.audit.calibration import NodeArithmetic, from_json, to_json, widest
+from learner.audit.calibration import WHOLE, Calibration, DrawnAt, NodeArithmetic, from_json, to_json, widest
 from learner.audit.kinds import KindsTest
 from learner.audit.measuring import LEAST, measure
 from learner.audit.sequential import NodeTest
@@ -128,17 +128,35 @@ def test_honest_nodes_do_not_look_like_suspects() -> None:
     assert caught <= 1
 
 
+@pytest.mark.parametrize(("then", "now"), [(WHOLE, DrawnAt(0.5)), (WHOLE, DrawnAt(top_p=0.9)), (DrawnAt(top_p=0.9), WHOLE)])
+def test_what_was_measured_where_nodes_drew_otherwise_is_refused(then: DrawnAt, now: DrawnAt) -> None:
+    """At half the temperature each nat of rounding is two: 45 of 192 honest nodes were called wrong by bounds of temperature 1,
+    119 of 152 with a nucleus by bounds without; and with bounds of a nucleus no gross token counts."""
+    text = to_json({EXACT: KINDS[str(EXACT)]}, then)
+    assert from_json(text, then)
+    with pytest.raises(UsageError, match="was measured where nodes draw at temperature"):
+        from_json(text, now)
+    with pytest.raises(UsageError, match="was measured where nodes draw at temperature"):
+        Calibration.of(text, print, drawn=now)
+
+
 def test_a_calibration_of_noise_is_kept_and_one_of_another_form_is_refused() -> None:
     kept = {EXACT: KINDS[str(EXACT)], ROUNDS: KINDS[str(ROUNDS)]}
-    assert from_json(to_json(kept)) == kept
-    assert from_json('{"rule": 1, "kinds": {"a/b/c": {"far": 0.01}}}') == {NodeArithmetic("a", "b", "c"): HonestMeans(far=0.01)}
-    for other in ('{"a/b/c": {"far": 0.01}}', '{"rule": 2, "kinds": {}}', '{"rule": 1}', '{"rule": 1, "kinds": [1]}', "[1]", "1"):
+    assert from_json(to_json(kept, WHOLE), WHOLE) == kept
+    head = '"rule": 1, "temperature": 1, "top_p": 1'
+    one = {NodeArithmetic("a", "b", "c"): HonestMeans(far=0.01)}
+    assert from_json(f'{{{head}, "kinds": {{"a/b/c": {{"far": 0.01}}}}}}', WHOLE) == one
+    others = (
+        '{"a/b/c": {"far": 0.01}}', '{"rule": 2, "kinds": {}}', f"{{{head}}}", f'{{{head}, "kinds": [1]}}', "[1]", "1",
+        '{"rule": 1, "kinds": {}}', f'{{{head}, "kinds": {{"a/b/c": {{"far": 1{"0" * 400}}}}}}}', "[" * 100_000,
+    )  # fmt: skip
+    for other in others:
         with pytest.raises(UsageError, match="no calibration of audits"):
-            from_json(other)
+            from_json(other, WHOLE)
     wide = widest(kept)
     assert wide.noise[0] == 1.0 and wide.quiet == (1.0,) * len(NOISE_SCALES)
     assert widest({EXACT: LEAST}).noise == (1.0,) * len(NOISE_SCALES)
     with pytest.raises(UsageError):
-        from_json(to_json({EXACT: replace(HonestMeans(), noise=(0.1, 0.2))}))
+        from_json(to_json({EXACT: replace(HonestMeans(), noise=(0.1, 0.2))}, WHOLE), WHOLE)
     certain = measure(np.zeros(100), np.full(100, -1e-6), np.full(100, -1e-6), np.zeros(100))
     assert certain.noise == certain.quiet == (1.0,) * len(NOISE_SCALES) and certain.level == 0

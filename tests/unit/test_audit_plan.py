@@ -13,6 +13,7 @@ from learner.audit.calibration import (
     ENOUGH,
     PLENTY,
     SHIPPED,
+    WHOLE,
     Calibration,
     NodeArithmetic,
     from_json,
@@ -222,8 +223,8 @@ def test_trusted_nodes_are_looked_at_only_to_measure_and_only_while_an_auditor_r
     measured = plan.calibration.means[BFLOAT16]
     mean = 0.01 * (2 / np.pi) ** 0.5  # of |noise|
     assert PROMPT_MARGIN * mean < measured.off < 1.1 * PROMPT_MARGIN * mean
-    assert len(told) == 4 and from_json(told[-1])[BFLOAT16] == measured
-    assert set(from_json(told[-1])) == {BFLOAT16}, "what is only shipped was not measured"
+    assert len(told) == 4 and from_json(told[-1], WHOLE)[BFLOAT16] == measured
+    assert set(from_json(told[-1], WHOLE)) == {BFLOAT16}, "what is only shipped was not measured"
     again = Calibration.of(told[-1], told.append)
     assert again.honest(BFLOAT16) == measured and not again.wants(BFLOAT16)
     assert again.wants(FLOAT32) and again.honest(FLOAT32) == SHIPPED[FLOAT32]
@@ -284,21 +285,21 @@ def test_one_nodes_line_is_bounded_and_a_long_completion_has_its_turn() -> None:
 def test_what_is_given_is_not_measured_and_what_was_measured_is_measured_anew() -> None:
     given, told = {FLOAT32: HonestMeans(far=0.1)}, list[str]()
     before = {BFLOAT16: HonestMeans(far=0.2), FLOAT32: HonestMeans(far=0.3)}
-    calibration = Calibration.of(to_json(given), told.append, before)
+    calibration = Calibration.of(to_json(given, WHOLE), told.append, before)
     assert calibration.honest(FLOAT32).far == 0.1 and not calibration.wants(FLOAT32)
     assert calibration.honest(BFLOAT16).far == 0.2 and calibration.wants(BFLOAT16)
     other = NodeArithmetic("vllm", "float32", "cuda")
     nothing, right, prompts = np.zeros(ENOUGH), np.full(ENOUGH, -1.0), np.arange(ENOUGH)
     calibration.add(other, nothing, right, right, nothing, prompts=prompts)
-    assert set(from_json(told[-1])) == {FLOAT32, BFLOAT16, other}
-    old = to_json({**SHIPPED, other: HonestMeans()})
+    assert set(from_json(told[-1], WHOLE)) == {FLOAT32, BFLOAT16, other}
+    old = to_json({**SHIPPED, other: HonestMeans()}, WHOLE)
     assert Calibration.of(old, print).given == {other}, "earlier releases kept what was shipped, too"
 
 
 @pytest.mark.parametrize("far", [0.0, -1.0, float("nan"), float("inf")])
 def test_means_that_cannot_be_are_no_calibration(far: float) -> None:
     with pytest.raises(UsageError, match="no calibration"):
-        from_json(to_json({FLOAT32: HonestMeans(far=far)}))
+        from_json(to_json({FLOAT32: HonestMeans(far=far)}, WHOLE), WHOLE)
 
 
 def test_honest_means_are_kept_as_json() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from learner.audit.calibration import Calibration
+from learner.audit.calibration import Calibration, DrawnAt
 from learner.audit.deviations import Deviations
 from learner.audit.long_ones import FEW_LENGTHS, LONG_PART, MOST_SPARE, RECENT_LENGTHS, LongCompletions
 from learner.audit.looks import FIRST_LOOK, LIVE_GROUPS, LookKey, Looks
@@ -191,12 +191,12 @@ def test_one_grossly_wrong_token_is_told_where_honest_nodes_have_none() -> None:
     [check] = batches(plan)
     [judged] = plan.found(check, gross(check))
     assert judged.verdict.gross == 1 and not judged.verdict.caught
-    plan.calibration.nucleus = True  # which tokens are in it is rounding as well
+    plan.calibration.drawn = nucleus = DrawnAt(top_p=0.9)  # which tokens are in it is rounding as well
     plan.whole(group(101, trajectory("b", 40)))
     [check] = batches(plan)
     [judged] = plan.found(check, gross(check))
     assert judged.verdict.gross == 0
-    assert Calibration(nucleus=True).honest(check.kinds[0]).gross == 1.0 > Calibration().honest(check.kinds[0]).gross
+    assert Calibration(drawn=nucleus).honest(check.kinds[0]).gross == 1.0 > Calibration().honest(check.kinds[0]).gross
 
 
 def test_a_wave_is_three_nodes_or_a_twentieth_within_a_minute() -> None:

@@ -13,7 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from learner.audit.auditor import Auditor
 from learner.audit.bets import HonestMeans
-from learner.audit.calibration import ENOUGH, SHIPPED, Calibration, NodeArithmetic, to_json, widest
+from learner.audit.calibration import ENOUGH, SHIPPED, WHOLE, Calibration, DrawnAt, NodeArithmetic, to_json, widest
 from learner.audit.claims import Claim, prompt_number
 from learner.audit.deviations import Deviations, OwnDeviations
 from learner.audit.measuring import STRETCH
@@ -169,7 +169,7 @@ def test_what_it_measures_takes_the_place_of_what_is_shipped() -> None:
 
 def test_what_a_nucleus_cuts_off_is_what_it_measures_too() -> None:
     """An honest node's token may lie outside the nucleus that float32 has: such tokens are counted against nodes."""
-    calibration = Calibration(nucleus=True)
+    calibration = Calibration(drawn=DrawnAt(top_p=0.9))
     plan = AuditPlan(b"s" * 32, 1, Standing(StandingRules(checks=True)), calibration, kind_of=lambda peer: ToldKind(OWN))
     made = own(ENOUGH, 0)
     outside = np.arange(ENOUGH) % 200 == 0
@@ -201,5 +201,5 @@ def test_it_is_asked_for_only_where_somebody_rests_on_it() -> None:
         plan.whole(group(i, trajectory(peer)))
     exact, rounds = plan.next(1 << 30)
     assert plan.wants_own([exact]) == 0 and plan.wants_own([exact, rounds]) == 1_024
-    given = Calibration.of(to_json({OWN: HonestMeans()}), print)
+    given = Calibration.of(to_json({OWN: HonestMeans()}, WHOLE), print)
     assert given.wants_own(OWN) == 0
