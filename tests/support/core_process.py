@@ -170,7 +170,7 @@ def _look_here() -> None:
     some 15 s each. Here there is no GPU."""
     from vllm.model_executor.models import registry
 
-    registry._run_in_subprocess = lambda look: look()
+    registry._run_in_subprocess = lambda look: look()  # vLLM has no setting for it
 
 
 def _sabotage(fills: int, reloads: int) -> None:
