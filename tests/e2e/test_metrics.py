@@ -22,6 +22,7 @@ from netem.demo.tiny_model import build_demo_model
 from netem.processes.children import MODEST, POLITE_S, Children
 from p2p.processes import Process, child_environment, start
 from tests.support.board import MONITORING, alarm_queries, board_queries
+from tests.support.warm_parts import WithWarmParts
 from tests.support.watchdog import PATIENCE_S, until
 
 pytestmark = pytest.mark.e2e
@@ -50,7 +51,7 @@ WITHOUT_SERIES: dict[str, str] = {}
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
-    runner = Children(tmp_path_factory.mktemp("metrics"))
+    runner = WithWarmParts(tmp_path_factory.mktemp("metrics"))
     yield runner
     runner.end(POLITE_S)
 
