@@ -86,14 +86,13 @@ def from_json(text: str, drawn: DrawnAt) -> dict[NodeArithmetic, HonestMeans]:
     """What `to_json` made in a run that draws alike. UsageError for anything else, and for what was measured by another rule."""
     try:
         found = json.loads(text)
-        other = found.get("rule") != RULE
-        then = drawn if other else DrawnAt(float(found["temperature"]), float(found["top_p"]))
-        kinds = {} if other else {NodeArithmetic(*kind.split("/")): _means(m) for kind, m in found["kinds"].items()}
+        if found.get("rule") != RULE:
+            raise UsageError("this is no calibration of audits, or one of another release: its bounds are measured otherwise "
+                             "now, so a run has to measure them anew")  # fmt: skip
+        then = DrawnAt(float(found["temperature"]), float(found["top_p"]))
+        kinds = {NodeArithmetic(*kind.split("/")): _means(m) for kind, m in found["kinds"].items()}
     except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
         raise UsageError(f"this is no calibration of audits: {error}") from None
-    if other:
-        raise UsageError("this is no calibration of audits, or one of another release: its bounds are measured otherwise now, so "
-                         "a run has to measure them anew")  # fmt: skip
     if then != drawn:
         raise UsageError(
             f"it was measured where nodes draw at temperature {then.temperature:g} and top_p {then.top_p:g}, and here they draw "

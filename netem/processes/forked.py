@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import pairwise
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -32,7 +33,7 @@ WARM = "netem.processes.warm"
 """The module that the warm parent imports."""
 
 MOST_FDS = 65536
-"""Descriptors up to this number are closed in an engine's fork: more than a node may have open."""
+"""Descriptors up to this number are closed in a fork of a running program: more than a node or a learner may have open."""
 
 LOOK_S = 0.005
 """Between two looks at a process that is waited for: a twentieth of what a fork takes."""
@@ -140,10 +141,17 @@ def _fork_engine(command: list[str], fd: int, environment: dict[str, str]) -> Pr
 def _run_engine(module: str, arguments: list[str], fd: int) -> None:
     """In the fork of a node: the `main` of `node.engine.child`, or of what stands for it. The node's own module, and not one that
     is loaded anew: what a node has set in it holds in its engine."""
+    leave([fd])
+    sys.exit(import_module(module).main(arguments))
+
+
+def leave(kept: Sequence[int]) -> None:
+    """In the fork of a running program: only descriptors 0 to 2 and those `kept` stay open, its handlers of signals are gone, and
+    the fork dies with it. While a fork has a program's sockets, nobody sees that it is dead."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     die_with_parent()
-    os.closerange(3, fd)  # the node's sockets: while the engine has them, nobody sees that the node is dead
-    os.closerange(fd + 1, MOST_FDS)
-    sys.exit(import_module(module).main(arguments))
+    bounds = [2, *sorted(kept), MOST_FDS]
+    for before, after in pairwise(bounds):
+        os.closerange(before + 1, after)

@@ -18,8 +18,8 @@ from tests.support.watchdog import status_of, until
 
 pytestmark = pytest.mark.e2e
 
-
 PAYLOAD = GIB if NIGHTLY else GIB // 2
+"""Bytes of the version: one copy of it is over the bound."""
 
 
 def test_a_version_larger_than_the_bound(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from learner.head import auditor_process, children
-from netem.processes.forked import MOST_FDS, ForkedProcess
-from p2p.processes import Process, die_with_parent, start
+from netem.processes.forked import ForkedProcess, leave
+from p2p.processes import Process, start
 
 WARM = ("learner.trainer.trainer", "learner.audit.auditor")
 """The modules of a learner's programs that import torch, and nothing that a fork of a running head would disturb."""
@@ -39,20 +38,12 @@ def start_warm(command: Sequence[str], *, stdout: Path, stderr: int, pass_fds: S
 
 def _run(module: str, arguments: list[str], out: Path, kept: tuple[int, ...]) -> None:
     """In the fork: `python -m MODULE ARGUMENTS` with its own session, both outputs in `out`, and of the head's files `kept`."""
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    die_with_parent()
+    leave(kept)
     os.setsid()
     opened = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(opened, 1)
-    os.dup2(opened, 2)
-    first = 3
-    for fd in sorted(kept):
-        os.closerange(first, fd)
-        first = fd + 1
-    os.closerange(first, MOST_FDS)
+    for fd in (1, 2):
+        os.dup2(opened, fd)
+    os.close(opened)
     sys.argv = [module, *arguments]
     program: Any = import_module(module)
     sys.exit(program.main())
