@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from learner.audit.auditor_settings import AuditorSettings
@@ -15,15 +16,15 @@ from learner.model_folder import ModelFolder
 from p2p.errors import UsageError
 
 
-def run_audits(config: LearnerConfig, head: Head, model: ModelFolder) -> Audits:
-    """What checks the nodes of this run. UsageError when `audit.calibration` cannot be read."""
+def run_audits(config: LearnerConfig, head: Head, model: ModelFolder, stop_ids: Sequence[int]) -> Audits:
+    """What checks the nodes of this run, whose completions `stop_ids` end. UsageError when `audit.calibration` cannot be read."""
     a, r, run_dir = config.audit, config.rollout, head.run_dir
     trainer = config.trainer_config()
     window = min(r.max_staleness, MOST_WINDOW) + 2
     settings = AuditorSettings(
         model=str(model.path), lora=trainer.lora.model_dump(), chunks=str(head.store.root), run=head.run_id, epoch=head.epoch,
         head_key=head.identity.public_key.hex(), device=a.device, dtype=a.dtype, served_dtype=trainer.served_dtype,
-        threads=a.threads, window=window, temperature=r.temperature, top_p=r.top_p,
+        threads=a.threads, window=window, temperature=r.temperature, top_p=r.top_p, stop_ids=list(stop_ids),
     )  # fmt: skip
     kept = run_dir / CALIBRATION_FILE
     drawn = DrawnAt(r.temperature, r.top_p)

@@ -206,7 +206,7 @@ async def run_learner(
                 ticket = own_ticket(books, LOCAL_ENGINE, time.time(), (peer,))
                 write_whole(own / "ticket.txt", ticket_text(identity, run, near, ticket) + "\n", private=True)
             if config.audit.share:
-                head.audit(run_audits(config, head, model))
+                head.audit(run_audits(config, head, model, stops))
             head.publisher.offer_descriptor(pack_descriptor(model.path, adapter_file(trainer_config.lora, config.model)))
             addresses = tuple(config.swarm.announce) or tuple(network.addresses)
             text = ticket_text(identity, run, addresses, own_ticket(books, RUN_TICKET, time.time()))

@@ -26,7 +26,7 @@ from learner.audit.claims import Claim
 from learner.audit.deviations import Deviations, OwnDeviations
 from learner.audit.repeats import SeenTokens
 from learner.audit.scorer import score
-from learner.audit.self_calibration import measure_bfloat16
+from learner.audit.self_calibration import SampledBy, measure_bfloat16
 from learner.audit.served_model import ServedModel, state_bytes
 from learner.audit.states import StateWindow, ToldState
 from learner.audit.wire import Frames, pack, read_claims, score_answer
@@ -83,6 +83,7 @@ class Auditor:
         self.window = StateWindow(settings.window, undo)
         self._store = ChunkFolder(Path(settings.chunks))
         self._seen = SeenTokens()
+        self._sampled = SampledBy(settings.temperature, settings.top_p, frozenset(settings.stop_ids))
         self._checked = False
         self.parameters = sum(parameter.numel() for parameter in self.model.model.parameters())
 
@@ -144,13 +145,13 @@ class Auditor:
                 self.model.check_logits()
                 self._checked = True
             places = wanted[version]
-            of_version, asked = [claims[i][j][1] for i, j in places], (self._settings.temperature, self._settings.top_p)
-            scored = score(self.model.model, of_version, *asked)
+            of_version, sampled = [claims[i][j][1] for i, j in places], self._sampled
+            scored = score(self.model.model, of_version, sampled.temperature, sampled.top_p)
             for (i, j), of_part in zip(places, scored, strict=True):
                 found[i][j] = of_part
             left = bfloat16 - sum(len(own.repeated) for own in rounded)
             if left > 0:
-                rounded.append(measure_bfloat16(self.model.model, of_version, scored, left, *asked, seen=self._seen))
+                rounded.append(measure_bfloat16(self.model.model, of_version, scored, left, sampled, seen=self._seen))
         columns = ((*own.found, own.repeated, own.prompts) for own in rounded)
         return FoundByAuditor(found, [np.concatenate(column) for column in zip(*columns, strict=True)])
 

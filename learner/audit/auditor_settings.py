@@ -31,6 +31,8 @@ class AuditorSettings:
     """versions whose states are held"""
     temperature: float
     top_p: float
+    stop_ids: list[int]
+    """tokens that end a completion"""
 
     def text(self) -> str:
         return json.dumps(dataclasses.asdict(self))

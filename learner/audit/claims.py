@@ -24,6 +24,8 @@ class Claim:
     """nor those from this one on"""
     given: tuple[tuple[int, int], ...] = ()
     """[start, stop) of what an environment wrote, which nobody drew"""
+    ended: bool = False
+    """its last token is the completion's last"""
 
 
 def prompt_number(prompt_ids: Sequence[int]) -> int:

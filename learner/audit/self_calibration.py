@@ -3,8 +3,8 @@
 A run in which nobody is trusted has no honest node to measure. But the auditor has the weights: it computes some places of
 completions in bfloat16 as well, as a node of transformers would have, and what that gives is judged in float32 like a node's
 claim. The places are such as nobody could choose: the head gives prompt and seed, so a completion that is as the seed draws it
-is the same whoever sends it, but for rounding. Where it first is not, a node may have led it to places that suit it, and nothing
-behind counts.
+is the same whoever sends it, but for rounding. Where it first is not, a node may have led it to places that suit it: from there
+on the auditor goes on by itself, as the seed draws.
 
 Must not know nodes, versions or what follows.
 """
@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from torch import nn
 
 from learner.audit.bets import NEAR
 from learner.audit.claims import Claim, prompt_number
+from learner.audit.continued import continued
 from learner.audit.deviations import Deviations, OwnDeviations
 from learner.audit.measuring import STRETCH
 from learner.audit.repeats import SeenTokens
@@ -32,14 +34,28 @@ MOST_OF_PROMPT = STRETCH
 """Places of one prompt's completions that are looked at in one call: a calibration counts no more of it."""
 
 
+class SampledBy(NamedTuple):
+    """How nodes draw."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop_ids: Collection[int] = ()
+    """tokens that end a completion"""
+
+
+PLAIN = SampledBy()
+"""From the whole distribution at temperature 1."""
+
+
 def measure_bfloat16(
-    model: nn.Module, claims: Sequence[Claim], scored: Sequence[Deviations], most: int, temperature: float = 1.0,
-    top_p: float = 1.0, *, seen: SeenTokens | None = None,
+    model: nn.Module, claims: Sequence[Claim], scored: Sequence[Deviations], most: int, sampled: SampledBy = PLAIN, *,
+    seen: SeenTokens | None = None,
 ) -> OwnDeviations:  # fmt: skip
     """What an honest node that computes in bfloat16 would have come to at up to `most` places of these claims, all of them
     together. `scored`: what `score` found of them; `model`, in float32, is as it was for that, and is left so. `seen`: what it
     came to before."""
-    places = list(_places_of_nobodys_choice(claims, scored, most))
+    places = _places_of_nobodys_choice(model, claims, scored, most, sampled)
+    temperature, top_p = sampled.temperature, sampled.top_p
     if not places:
         return OwnDeviations(Deviations(*(np.empty(0) for _ in Deviations._fields)), np.empty(0, bool), np.empty(0))
     with _in_bfloat16(model):
@@ -71,22 +87,56 @@ def as_drawn(scored: Deviations) -> int:
     return int(odd.argmax()) if odd.any() else len(odd)
 
 
-def _places_of_nobodys_choice(claims: Sequence[Claim], scored: Sequence[Deviations], most: int) -> Iterator[Claim]:
-    """The claims, cut off where they are not as drawn any more: the place of that token still counts, for it was read before it.
-    What an environment gave ends them too: it may be the answer to what a node led it to."""
-    left, of_prompt = most, Counter[tuple[int, ...]]()
-    for claim, found in zip(claims, scored, strict=True):
-        if claim.first:
-            continue
-        stop = len(claim.completion_ids) if claim.stop is None else claim.stop
-        stop = min([stop, as_drawn(found) + 1, left, MOST_OF_PROMPT - of_prompt[claim.prompt_ids], *(g[0] for g in claim.given)])
-        if stop <= 0:
-            continue
-        left -= stop
-        of_prompt[claim.prompt_ids] += stop
-        yield dataclasses.replace(
-            claim, completion_ids=claim.completion_ids[:stop], logprobs=claim.logprobs[:stop], stop=stop, given=()
-        )
+class _Begun(NamedTuple):
+    """A claim's beginning that is as its seed draws it."""
+
+    claim: Claim
+    goes_on: bool
+    """whether more would have been drawn behind it"""
+
+
+def _begun(claim: Claim, scored: Deviations) -> _Begun:
+    """What an environment gave ends it: that may be the answer to what a node led it to."""
+    whole = len(claim.completion_ids) if claim.stop is None else claim.stop
+    given = min((gap[0] for gap in claim.given), default=whole)
+    drawn, end = as_drawn(scored), min(whole, given)
+    stop = min(drawn, end)
+    cut = dataclasses.replace(
+        claim, completion_ids=claim.completion_ids[:stop], logprobs=claim.logprobs[:stop], stop=None, given=()
+    )
+    return _Begun(cut, drawn < end or (given >= whole and not claim.ended))
+
+
+def _places_of_nobodys_choice(
+    model: nn.Module, claims: Sequence[Claim], scored: Sequence[Deviations], most: int, sampled: SampledBy
+) -> list[Claim]:  # fmt: skip
+    """The claims as their seeds draw them: what a node wrote is in them as far as it is that, and what would have followed then.
+    In rounds, for how long a completion becomes is known when it is there: it has room until then for all it may become."""
+    left, of_prompt, found = most, Counter[tuple[int, ...]](), list[Claim]()
+    waiting = [_begun(claim, of) for claim, of in zip(claims, scored, strict=True) if not claim.first]
+    while waiting and left:
+        taken, lengths, others, room = list[Claim](), list[int](), list[_Begun](), Counter(of_prompt)
+        for begun in waiting:
+            claim = begun.claim
+            length = min(left - sum(lengths), MOST_OF_PROMPT - room[claim.prompt_ids])
+            length = length if begun.goes_on else min(length, len(claim.completion_ids))
+            if length <= 0:
+                others.append(begun)
+                continue
+            ids, logprobs = claim.completion_ids[:length], claim.logprobs[:length]
+            taken.append(dataclasses.replace(claim, completion_ids=ids, logprobs=logprobs))
+            lengths.append(length)
+            room[claim.prompt_ids] += length
+        if not taken:
+            break
+        for claim in continued(
+            model, taken, lengths, sampled.stop_ids, temperature=sampled.temperature, top_p=sampled.top_p
+        ):  # fmt: skip
+            left -= len(claim.completion_ids)
+            of_prompt[claim.prompt_ids] += len(claim.completion_ids)
+            found.append(claim)
+        waiting = others
+    return found
 
 
 @contextmanager

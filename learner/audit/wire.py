@@ -68,7 +68,7 @@ def score_request(checks: Sequence[Check], bfloat16: int = 0) -> bytes:
     """Score these again. `bfloat16`: of up to so many of their tokens, say also what a node would come to that computes so."""
     rows = [
         [
-            c.prompt_ids, c.completion_ids, c.logprobs, c.seed, c.given,
+            c.prompt_ids, c.completion_ids, c.logprobs, c.seed, c.given, c.ended,
             [[p.version.epoch, p.version.step, p.first, p.stop] for p in c.parts],
         ]
         for c in checks
@@ -79,11 +79,12 @@ def score_request(checks: Sequence[Check], bfloat16: int = 0) -> bytes:
 def read_claims(message: dict[str, Any]) -> list[list[tuple[Version, Claim]]]:
     """Of each completion, a claim for each of its parts, under its version."""
     out = []
-    for prompt, completion, logprobs, seed, given, parts in message["checks"]:
+    for prompt, completion, logprobs, seed, given, ended, parts in message["checks"]:
         gaps = tuple((start, stop) for start, stop in given)
         out.append([
             (Version(epoch, step), Claim(
                 tuple(prompt), tuple(completion[:stop]), tuple(logprobs[:stop]), seed, first=first, stop=stop, given=gaps,
+                ended=ended and stop == len(completion),
             ))
             for epoch, step, first, stop in parts
         ])  # fmt: skip

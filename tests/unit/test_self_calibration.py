@@ -15,12 +15,13 @@ from learner.audit.auditor import Auditor
 from learner.audit.bets import HonestMeans
 from learner.audit.calibration import ENOUGH, SHIPPED, WHOLE, Calibration, DrawnAt, NodeArithmetic, to_json, widest
 from learner.audit.claims import Claim, prompt_number
+from learner.audit.continued import continued
 from learner.audit.deviations import Deviations, OwnDeviations
 from learner.audit.measuring import STRETCH
 from learner.audit.plan import AuditPlan, ToldKind
 from learner.audit.repeats import SeenTokens
 from learner.audit.scorer import draw, score
-from learner.audit.self_calibration import MOST_OF_PROMPT, as_drawn, measure_bfloat16
+from learner.audit.self_calibration import MOST_OF_PROMPT, SampledBy, as_drawn, measure_bfloat16
 from learner.audit.sequential import NodeTest
 from learner.audit.statistic import distances, draws
 from learner.audit.wire import BFLOAT16_COLUMNS, Frames, read_bfloat16, read_deviations, score_answer, score_request
@@ -47,8 +48,8 @@ def model() -> Qwen3ForCausalLM:
 
 
 def completions(model: Qwen3ForCausalLM, count: int, length: int, prompts: int = 10) -> list[Claim]:
-    """As an exact node makes them, token by token."""
-    out = [Claim((1, 2, 3 + i % prompts), (), (), seed=i) for i in range(count)]
+    """As an exact node makes them, token by token, each in its end."""
+    out = [Claim((1, 2, 3 + i % prompts), (), (), seed=i, ended=True) for i in range(count)]
     for _ in range(length):
         longer = [replace(c, completion_ids=(*c.completion_ids, 0), logprobs=(*c.logprobs, 0.0)) for c in out]
         drawn = draw(model, [replace(c, first=len(c.completion_ids) - 1) for c in longer])
@@ -85,19 +86,25 @@ def test_it_comes_to_what_a_node_comes_to_that_computes_so(model: Qwen3ForCausal
     assert 0.5 < (found.distance > 0).sum() / (judged.distance > 0).sum() < 2
 
 
+def with_odd(claim: Claim, place: int) -> Claim:
+    """Another token than the drawn one at `place`."""
+    ids = claim.completion_ids
+    place %= len(ids)
+    return replace(claim, completion_ids=(*ids[:place], (ids[place] + 31) % VOCABULARY, *ids[place + 1 :]))
+
+
 def test_nothing_counts_behind_what_a_node_may_have_chosen(model: Qwen3ForCausalLM) -> None:
+    """A completion's end, and what an environment gave, are the head's own record: nothing is made behind them."""
     claims = completions(model, 4, 20, prompts=4)
-    odd = replace(claims[1], completion_ids=(*claims[1].completion_ids[:7], (claims[1].completion_ids[7] + 31) % VOCABULARY,
-                                             *claims[1].completion_ids[8:]))  # fmt: skip
     late = replace(claims[2], first=3)
     told = replace(claims[3], given=((5, 9),))
-    mixed = [claims[0], odd, late, told]
+    mixed = [claims[0], late, told]
     scored = score(model, mixed)
-    assert as_drawn(scored[0]) == 20 and as_drawn(scored[1]) == 7
+    assert as_drawn(scored[0]) == 20 and as_drawn(score(model, [with_odd(claims[1], 7)])[0]) == 7
     found = measure_bfloat16(model, mixed, scored, 1_000).found
-    assert len(found.distance) == 20 + 8 + 0 + 5, "the place of the odd token was read before it"
+    assert len(found.distance) == 20 + 0 + 5
     honest = measure_bfloat16(model, claims, score(model, claims), 1_000).found
-    np.testing.assert_allclose(found.recomputed[:28], honest.recomputed[:28], atol=1e-4)
+    np.testing.assert_allclose(found.recomputed[:20], honest.recomputed[:20], atol=1e-4)
     assert len(measure_bfloat16(model, claims, score(model, claims), 30).repeated) == 30
     same = [replace(claims[0], seed=claims[0].seed) for _ in range(30)]
     again = measure_bfloat16(model, same, score(model, same), 10_000)
@@ -110,6 +117,37 @@ def test_nothing_counts_behind_what_a_node_may_have_chosen(model: Qwen3ForCausal
     assert not len(nothing.found.distance) and not len(nothing.repeated)
     gone = Deviations(np.array([np.nan]), np.array([-1.0]), np.array([-np.inf]), np.array([100.0]))
     assert as_drawn(gone) == 0
+
+
+@pytest.mark.parametrize("sampled", [SampledBy(stop_ids={7}), SampledBy(0.7, 0.8, {7})])
+def test_whatever_a_node_writes_the_same_is_measured(model: Qwen3ForCausalLM, sampled: SampledBy) -> None:
+    """Odd tokens at places of its choice, at the very first and at the end; a stop token where none was drawn; and a part."""
+    asked = (sampled.temperature, sampled.top_p)
+    bare = [Claim((1, 2, 3 + i), (), (), seed=10 + i) for i in range(6)]
+    honest = continued(model, bare, [MOST_OF_PROMPT] * 6, {7}, temperature=asked[0], top_p=asked[1])
+    assert len({len(claim.completion_ids) for claim in honest}) > 2, "some are ended by the stop token"
+    honest = [replace(claim, ended=True) for claim in honest]
+    stopped = replace(honest[2], completion_ids=(*honest[2].completion_ids[:4], 7), logprobs=honest[2].logprobs[:5])
+    part = replace(honest[3], ended=False, stop=9)
+    written = [with_odd(honest[0], 0), with_odd(honest[1], 5), stopped, part, with_odd(honest[4], -1), honest[5]]
+    found, wanted = (
+        measure_bfloat16(model, of, score(model, of, *asked), 10_000, sampled).found for of in (written, honest)
+    )  # fmt: skip
+    assert len(wanted.distance) == sum(len(claim.completion_ids) for claim in honest)
+    for column, of_honest in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(column, of_honest, atol=1e-4)
+
+
+def test_short_completions_make_room_for_others(model: Qwen3ForCausalLM) -> None:
+    """How long one becomes is not known before: of a prompt's others, and up to the tokens that are asked for, more are made."""
+    stop_ids = set(range(0, VOCABULARY, 4))
+    claims = [Claim((1, 2, 3 + i % 2), (), (), seed=i) for i in range(24)]
+    scored = [Deviations(*(np.empty(0) for _ in Deviations._fields))] * 24
+    ends = continued(model, claims, [99] * 24, stop_ids, temperature=1.0, top_p=1.0)
+    made = sum(len(claim.completion_ids) for claim in ends)
+    assert 24 < made < 2 * MOST_OF_PROMPT
+    assert len(measure_bfloat16(model, claims, scored, 10_000, SampledBy(stop_ids=stop_ids)).repeated) == made
+    assert len(measure_bfloat16(model, claims, scored, 40, SampledBy(stop_ids=stop_ids)).repeated) == 40
 
 
 def test_an_auditor_measures_beside_what_it_scores(tmp_path: Path) -> None:

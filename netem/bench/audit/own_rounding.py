@@ -12,7 +12,7 @@ from learner.audit.calibration import Calibration, NodeArithmetic
 from learner.audit.plan import OWN_AT_ONCE, OWN_KIND
 from learner.audit.repeats import SeenTokens
 from learner.audit.scorer import score
-from learner.audit.self_calibration import measure_bfloat16
+from learner.audit.self_calibration import SampledBy, measure_bfloat16
 from netem.bench.audit.making import HONEST, stream_of
 from netem.bench.audit.nodes import MEMBERS
 from netem.bench.audit.store import claims_of
@@ -32,6 +32,7 @@ def own_rounding(world: World, kinds: Sequence[NodeArithmetic]) -> Calibration:
             claim for i, claim in enumerate(claims_of(path, world))
             if world.name != "tiny" or (first + i // MEMBERS) % STRANGE_EVERY != 1
         ]  # fmt: skip
-        own = measure_bfloat16(model, claims, score(model, claims), min(OWN_AT_ONCE, left), seen=seen)
+        sampled, scored = SampledBy(stop_ids=world.stop), score(model, claims)
+        own = measure_bfloat16(model, claims, scored, min(OWN_AT_ONCE, left), sampled, seen=seen)
         calibration.add(OWN_KIND, *own.found, repeated=own.repeated, prompts=own.prompts, own=True)
     return calibration
