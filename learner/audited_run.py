@@ -25,6 +25,7 @@ def run_audits(config: LearnerConfig, head: Head, model: ModelFolder, stop_ids: 
         model=str(model.path), lora=trainer.lora.model_dump(), chunks=str(head.store.root), run=head.run_id, epoch=head.epoch,
         head_key=head.identity.public_key.hex(), device=a.device, dtype=a.dtype, served_dtype=trainer.served_dtype,
         threads=a.threads, window=window, temperature=r.temperature, top_p=r.top_p, stop_ids=list(stop_ids),
+        longest=r.max_new_tokens,
     )  # fmt: skip
     kept = run_dir / CALIBRATION_FILE
     drawn = DrawnAt(r.temperature, r.top_p)

@@ -83,7 +83,7 @@ class Auditor:
         self.window = StateWindow(settings.window, undo)
         self._store = ChunkFolder(Path(settings.chunks))
         self._seen = SeenTokens()
-        self._sampled = SampledBy(settings.temperature, settings.top_p, frozenset(settings.stop_ids))
+        self._sampled = SampledBy(settings.temperature, settings.top_p, frozenset(settings.stop_ids), settings.longest)
         self._checked = False
         self.parameters = sum(parameter.numel() for parameter in self.model.model.parameters())
 

@@ -33,6 +33,8 @@ class AuditorSettings:
     top_p: float
     stop_ids: list[int]
     """tokens that end a completion"""
+    longest: int
+    """tokens of a completion at the most"""
 
     def text(self) -> str:
         return json.dumps(dataclasses.asdict(self))

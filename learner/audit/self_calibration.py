@@ -41,6 +41,8 @@ class SampledBy(NamedTuple):
     top_p: float = 1.0
     stop_ids: Collection[int] = ()
     """tokens that end a completion"""
+    longest: int = MOST_OF_PROMPT
+    """tokens of a completion at the most"""
 
 
 PLAIN = SampledBy()
@@ -118,8 +120,8 @@ def _places_of_nobodys_choice(
         taken, lengths, others, room = list[Claim](), list[int](), list[_Begun](), Counter(of_prompt)
         for begun in waiting:
             claim = begun.claim
-            length = min(left - sum(lengths), MOST_OF_PROMPT - room[claim.prompt_ids])
-            length = length if begun.goes_on else min(length, len(claim.completion_ids))
+            length = sampled.longest if begun.goes_on else len(claim.completion_ids)
+            length = min(length, left - sum(lengths), MOST_OF_PROMPT - room[claim.prompt_ids])
             if length <= 0:
                 others.append(begun)
                 continue

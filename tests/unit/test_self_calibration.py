@@ -148,6 +148,7 @@ def test_short_completions_make_room_for_others(model: Qwen3ForCausalLM) -> None
     assert 24 < made < 2 * MOST_OF_PROMPT
     assert len(measure_bfloat16(model, claims, scored, 10_000, SampledBy(stop_ids=stop_ids)).repeated) == made
     assert len(measure_bfloat16(model, claims, scored, 40, SampledBy(stop_ids=stop_ids)).repeated) == 40
+    assert len(measure_bfloat16(model, claims, scored, 10_000, SampledBy(longest=3)).repeated) == 24 * 3
 
 
 def test_an_auditor_measures_beside_what_it_scores(tmp_path: Path) -> None:

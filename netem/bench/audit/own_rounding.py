@@ -32,7 +32,7 @@ def own_rounding(world: World, kinds: Sequence[NodeArithmetic]) -> Calibration:
             claim for i, claim in enumerate(claims_of(path, world))
             if world.name != "tiny" or (first + i // MEMBERS) % STRANGE_EVERY != 1
         ]  # fmt: skip
-        sampled, scored = SampledBy(stop_ids=world.stop), score(model, claims)
+        sampled, scored = SampledBy(stop_ids=world.stop, longest=world.most), score(model, claims)
         own = measure_bfloat16(model, claims, scored, min(OWN_AT_ONCE, left), sampled, seen=seen)
         calibration.add(OWN_KIND, *own.found, repeated=own.repeated, prompts=own.prompts, own=True)
     return calibration
