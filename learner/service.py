@@ -51,7 +51,7 @@ from learner.status.live import EventLog, collected_events
 from learner.status.server import serve_status
 from learner.status.steps import RECENT
 from learner.tasks.port import Task
-from learner.tasks.prompting import decode_completion, fit_prompts, stop_tokens
+from learner.tasks.prompting import decode_completion, encode_prompt, fit_prompts, stop_tokens
 from learner.tasks.registry import open_task
 from learner.tracking.keeping import Trackers
 from learner.trainer.adapter.peft_form import adapter_file, check_same_adapter
@@ -185,12 +185,12 @@ async def run_learner(
             if runner is not None and runner.tools:  # prompts are longer from here on
                 await trio.to_thread.run_sync(fit_prompts, task, model.tokenizer, model.context)
             _keep_ports(run_dir, listen, list(network.addresses))
+            rollouts = _rollout_settings(config, stops, _stop_strings(model, task), turns=runner is not None)
             head = Head(
                 config=config, run=run, run_dir=run_dir, identity=identity, network=network, journal=journal,
                 door=HeadDoor(books), open_rollouts=lambda head: Rollouts(
-                    _rollout_settings(config, stops, _stop_strings(model, task), turns=runner is not None), journal, task,
-                    model.tokenizer, model.vocab_size, epoch=head.epoch, send=head.send, nodes=head.node_views,
-                    report=head.report, conduct=head.trust, scorer=scorer, runner=runner, in_thread=in_thread,
+                    rollouts, journal, task, model.tokenizer, model.vocab_size, epoch=head.epoch, send=head.send,
+                    nodes=head.node_views, report=head.report, conduct=head.trust, scorer=scorer, runner=runner, in_thread=in_thread,
                 ),
             )  # fmt: skip
             scorer.lost.proven = head.trust.proven_here
@@ -206,7 +206,10 @@ async def run_learner(
                 ticket = own_ticket(books, LOCAL_ENGINE, time.time(), (peer,))
                 write_whole(own / "ticket.txt", ticket_text(identity, run, near, ticket) + "\n", private=True)
             if config.audit.share:
-                head.audit(run_audits(config, head, model, stops))
+                head.audit(run_audits(
+                    config, head, model, rollouts.sampling,
+                    lambda index: encode_prompt(model.tokenizer, task.prompt(index), task.chat_format),
+                ))  # fmt: skip
             head.publisher.offer_descriptor(pack_descriptor(model.path, adapter_file(trainer_config.lora, config.model)))
             addresses = tuple(config.swarm.announce) or tuple(network.addresses)
             text = ticket_text(identity, run, addresses, own_ticket(books, RUN_TICKET, time.time()))

@@ -12,24 +12,30 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import blake3
 import numpy as np
 import psutil
 import torch
+from transformers import AutoTokenizer
 
 from learner.audit.auditor_settings import AuditorSettings
-from learner.audit.claims import Claim
+from learner.audit.claims import Claim, OwnGroup
 from learner.audit.deviations import Deviations, OwnDeviations
+from learner.audit.own_completions import SampledBy
 from learner.audit.repeats import SeenTokens
 from learner.audit.scorer import score
-from learner.audit.self_calibration import SampledBy, measure_bfloat16
+from learner.audit.self_calibration import measure_bfloat16
 from learner.audit.served_model import ServedModel, state_bytes
 from learner.audit.states import StateWindow, ToldState
-from learner.audit.wire import Frames, pack, read_claims, score_answer
+from learner.audit.wire import Frames, pack, read_claims, read_own, score_answer
+from learner.model_folder import first_line
+from learner.rollouts.stop_strings import StopStrings
+from learner.tasks.prompting import decode_completion
 from learner.trainer.settings import LoraSection
 from p2p.errors import Refusal, UsageError
 from p2p.layout import Segment
@@ -48,7 +54,6 @@ RECEIVE_BYTES = 1 << 20
 WORK_BYTES = 512 << 20
 """Bytes beside states and model: torch itself, the activations of 16k tokens of a small model, and logits of one chunk."""
 
-
 UNDO_STATES = 3
 """What is kept of other versions at the most, in states. Beyond it the oldest are given up. A delta of every word takes one
 state, so this is all that the usual `max_staleness` of 2 can need; one of a few percent of the words takes three times as many
@@ -58,15 +63,6 @@ percent."""
 GIVEN_BACK_FROM = 1_000_000
 """Parameters from which on freed memory is given back after each answer: of a smaller model it is little, and making its pages
 anew at each forward was a quarter of the processor time of scoring forty of the demo's answers."""
-
-
-class FoundByAuditor(NamedTuple):
-    """What scoring found."""
-
-    parts: list[list[Deviations | None]]
-    """of each part of each completion; None where its state is not held"""
-    bfloat16: list[np.ndarray]
-    """columns as those of `OwnDeviations`, of a node that computes so; [] where none was asked for"""
 
 
 class Auditor:
@@ -83,8 +79,11 @@ class Auditor:
         self.window = StateWindow(settings.window, undo)
         self._store = ChunkFolder(Path(settings.chunks))
         self._seen = SeenTokens()
-        self._sampled = SampledBy(settings.temperature, settings.top_p, frozenset(settings.stop_ids), settings.longest)
-        self._checked = False
+        self._sampled = _sampled_by(settings)
+        self._filled = False
+        """the model has the weights of some version"""
+        self._cannot = ""
+        """why it makes no completions"""
         self.parameters = sum(parameter.numel() for parameter in self.model.model.parameters())
 
     def follow(self, parts: list[bytes], whole: str = "") -> None:
@@ -126,10 +125,9 @@ class Auditor:
             pieces.append(data)
         return b"".join(pieces)
 
-    def score(self, claims: list[list[tuple[Version, Claim]]], bfloat16: int = 0) -> FoundByAuditor:
-        """Each part of each completion, in the order of versions, so that the state moves little; and up to so many tokens as
-        `measure_bfloat16` has them."""
-        rounded: list[OwnDeviations] = []
+    def score(self, claims: list[list[tuple[Version, Claim]]]) -> list[list[Deviations | None]]:
+        """Each part of each completion, None where its state is not held. In the order of versions, so that the state moves
+        little."""
         found: list[list[Deviations | None]] = [[None] * len(of) for of in claims]
         wanted: dict[Version, list[tuple[int, int]]] = {}
         for i, of in enumerate(claims):
@@ -141,19 +139,26 @@ class Auditor:
             self.window.move(version)
             assert self.window.state is not None
             self.model.fill(self.window.state, self.window.take_stale())
-            if not self._checked:
+            if not self._filled:
                 self.model.check_logits()
-                self._checked = True
+                self._filled = True
             places = wanted[version]
-            of_version, sampled = [claims[i][j][1] for i, j in places], self._sampled
-            scored = score(self.model.model, of_version, sampled.temperature, sampled.top_p)
+            of_version = [claims[i][j][1] for i, j in places]
+            scored = score(self.model.model, of_version, self._sampled.temperature, self._sampled.top_p)
             for (i, j), of_part in zip(places, scored, strict=True):
                 found[i][j] = of_part
-            left = bfloat16 - sum(len(own.repeated) for own in rounded)
-            if left > 0:
-                rounded.append(measure_bfloat16(self.model.model, of_version, scored, left, sampled, seen=self._seen))
-        columns = ((*own.found, own.repeated, own.prompts) for own in rounded)
-        return FoundByAuditor(found, [np.concatenate(column) for column in zip(*columns, strict=True)])
+        return found
+
+    def measure(self, groups: Sequence[OwnGroup], most: int) -> OwnDeviations:
+        """What `measure_bfloat16` has of these groups, under the weights that it has. Nothing before it has any, or where
+        transformers cannot generate with a model of this kind: what is shipped holds then."""
+        if self._filled and most and not self._cannot:
+            try:
+                return measure_bfloat16(self.model.model, groups, most, self._sampled, seen=self._seen)
+            except Exception as error:  # other people's code, for any architecture: audits go on without
+                self._cannot = f"{type(error).__name__}: {first_line(error)}"
+                print(f"it cannot answer prompts itself, so bounds of bfloat16 stay as shipped: {self._cannot}", file=sys.stderr)
+        return OwnDeviations.none()
 
     def answer(self, message: dict[str, Any]) -> bytes:
         """The answer to one request."""
@@ -163,8 +168,8 @@ class Auditor:
             except Refusal as refusal:
                 return pack({"lost": str(refusal)})
             return pack({"ok": True})
-        found = self.score(read_claims(message), message.get("bfloat16", 0))
-        return score_answer(found.parts, found.bfloat16, **self.facts())
+        found = self.score(read_claims(message))
+        return score_answer(found, self.measure(read_own(message), message["bfloat16"]), **self.facts())
 
     def facts(self) -> dict[str, Any]:
         """How it stands: for the status page."""
@@ -172,6 +177,14 @@ class Auditor:
             "versions": len(self.window.versions), "undo_bytes": self.window.undo, "given_up": self.window.given_up,
             "cpu_s": time.process_time(), "rss_bytes": psutil.Process().memory_info().rss,
         }  # fmt: skip
+
+
+def _sampled_by(settings: AuditorSettings) -> SampledBy:
+    stop = None
+    if settings.stop:
+        tokenizer = AutoTokenizer.from_pretrained(settings.model, local_files_only=True, trust_remote_code=False)
+        stop = StopStrings(partial(decode_completion, tokenizer), settings.stop)
+    return SampledBy(settings.temperature, settings.top_p, frozenset(settings.stop_ids), stop, settings.longest)
 
 
 def _read(file: str, version: Version) -> np.ndarray:

@@ -32,9 +32,10 @@ class AuditorSettings:
     temperature: float
     top_p: float
     stop_ids: list[int]
-    """tokens that end a completion"""
+    stop: list[str]
+    """tokens and strings that end a completion"""
     longest: int
-    """tokens of a completion at the most"""
+    """its tokens at the most"""
 
     def text(self) -> str:
         return json.dumps(dataclasses.asdict(self))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -24,8 +25,13 @@ class Claim:
     """nor those from this one on"""
     given: tuple[tuple[int, int], ...] = ()
     """[start, stop) of what an environment wrote, which nobody drew"""
-    ended: bool = False
-    """its last token is the completion's last"""
+
+
+class OwnGroup(NamedTuple):
+    """What the auditor answers itself, once a seed."""
+
+    prompt_ids: tuple[int, ...]
+    seeds: tuple[int, ...]
 
 
 def prompt_number(prompt_ids: Sequence[int]) -> int:

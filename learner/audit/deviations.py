@@ -25,3 +25,9 @@ class OwnDeviations(NamedTuple):
     """bool: see `learner.audit.repeats`"""
     prompts: np.ndarray
     """float64: `prompt_number` of each token's prompt"""
+
+    @classmethod
+    def none(cls) -> OwnDeviations:
+        """Of no tokens."""
+        empty = np.empty(0)
+        return cls(Deviations(empty, empty, empty, empty), np.empty(0, bool), empty)

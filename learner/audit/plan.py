@@ -88,8 +88,6 @@ class Check:
     kinds: tuple[NodeArithmetic, ...]
     """of each part's node, as it said when the completion ended"""
     given: tuple[tuple[int, int], ...] = ()
-    ended: bool = False
-    """nothing follows its last token"""
     whole: bool = False
     """it has ended, is of one node's making, and all of it was or is checked"""
 
@@ -190,12 +188,12 @@ class AuditPlan:
         self, key: LookKey, trajectory: Trajectory, parts: Sequence[MadePart], *, soon: bool, whole: bool = False,
         first: bool = False,
     ) -> None:  # fmt: skip
-        """These parts wait; `first`: of a completion that goes on."""
+        """These parts wait."""
         if parts:
             self._wait(Check(
                 key.group_id, trajectory.prompt_ids, trajectory.completion_ids, trajectory.logprobs,
                 seed=trajectory.seed, parts=tuple(parts), kinds=tuple(self._kind(part.node).arithmetic for part in parts),
-                given=tuple((gap.start, gap.stop) for gap in trajectory.given), ended=not first, whole=whole,
+                given=tuple((gap.start, gap.stop) for gap in trajectory.given), whole=whole,
             ), soon=soon, first=first)  # fmt: skip
 
     def published(self, version: Version, size: int = 0) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from learner.audit.claims import Claim, places_of
+from learner.audit.claims import Claim, OwnGroup, places_of
 from learner.audit.deviations import Deviations, OwnDeviations
 from learner.audit.plan import Check
 from p2p.version import Version
@@ -64,39 +64,43 @@ def follow_request(parts: Sequence[bytes], whole: str = "") -> bytes:
     return pack({"do": "follow", "parts": list(parts), "whole": whole})
 
 
-def score_request(checks: Sequence[Check], bfloat16: int = 0) -> bytes:
-    """Score these again. `bfloat16`: of up to so many of their tokens, say also what a node would come to that computes so."""
+def score_request(checks: Sequence[Check], bfloat16: int = 0, own: Sequence[OwnGroup] = ()) -> bytes:
+    """Score these again. `bfloat16`: of up to so many tokens of completions of its `own`, say also what a node would come to that
+    computes so."""
     rows = [
         [
-            c.prompt_ids, c.completion_ids, c.logprobs, c.seed, c.given, c.ended,
+            c.prompt_ids, c.completion_ids, c.logprobs, c.seed, c.given,
             [[p.version.epoch, p.version.step, p.first, p.stop] for p in c.parts],
         ]
         for c in checks
     ]  # fmt: skip
-    return pack({"do": "score", "checks": rows, "bfloat16": bfloat16})
+    return pack({"do": "score", "checks": rows, "bfloat16": bfloat16, "own": own})
+
+
+def read_own(message: dict[str, Any]) -> list[OwnGroup]:
+    """Inverse of what `score_request` says of them."""
+    return [OwnGroup(tuple(prompt), tuple(seeds)) for prompt, seeds in message["own"]]
 
 
 def read_claims(message: dict[str, Any]) -> list[list[tuple[Version, Claim]]]:
     """Of each completion, a claim for each of its parts, under its version."""
     out = []
-    for prompt, completion, logprobs, seed, given, ended, parts in message["checks"]:
+    for prompt, completion, logprobs, seed, given, parts in message["checks"]:
         gaps = tuple((start, stop) for start, stop in given)
         out.append([
             (Version(epoch, step), Claim(
                 tuple(prompt), tuple(completion[:stop]), tuple(logprobs[:stop]), seed, first=first, stop=stop, given=gaps,
-                ended=ended and stop == len(completion),
             ))
             for epoch, step, first, stop in parts
         ])  # fmt: skip
     return out
 
 
-def score_answer(
-    found: Sequence[Sequence[Deviations | None]], bfloat16: Sequence[np.ndarray] = (), **more: Any
-) -> bytes:  # fmt: skip
+def score_answer(found: Sequence[Sequence[Deviations | None]], own: OwnDeviations | None = None, **more: Any) -> bytes:
     """What `read_deviations` and `read_bfloat16` read, with `more` plain values."""
     columns = [[None if d is None else _columns(d) for d in of] for of in found]
-    return pack({"found": columns, "bfloat16": _columns(bfloat16), **more})
+    own = OwnDeviations.none() if own is None else own
+    return pack({"found": columns, "bfloat16": _columns((*own.found, own.repeated, own.prompts)), **more})
 
 
 def _columns(arrays: Sequence[np.ndarray]) -> list[bytes]:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import trio
 
 from learner.audit.calibration import Calibration, NodeArithmetic, read_arithmetic
+from learner.audit.claims import OwnGroup
 from learner.audit.judged import Judged, that_count
 from learner.audit.opening import path_through, path_to_window
 from learner.audit.plan import AuditPlan, Check, ToldKind
@@ -85,13 +86,13 @@ class AuditedRun(Protocol):
 
 class Audits:
     """`start()` makes an auditor's process. `share`: of a proven node's completions, what is checked. `window`: versions whose
-    states are held. `device`: the kind of device that the auditor computes on."""
+    states are held. `device`: the kind of device that the auditor computes on. `own_groups()`: what it may answer itself."""
 
     def __init__(
         self, run: AuditedRun, start: Callable[[], AuditorProcess], calibration: Calibration, *, share: float, window: int,
-        false_alarm: float, device: str = "cpu",
+        false_alarm: float, device: str = "cpu", own_groups: Callable[[], Sequence[OwnGroup]] = tuple,
     ) -> None:  # fmt: skip
-        self._run, self._start, self._window = run, start, window
+        self._run, self._start, self._window, self._own_groups = run, start, window, own_groups
         self.plan = AuditPlan(
             secrets.token_bytes(SECRET_BYTES), run.epoch, run.trust.standing, calibration, kind_of=self._kind_of,
             false_alarm=false_alarm, calibrates=lambda: self._process is not None, on_alert=run.trust.on_alert,
@@ -240,7 +241,7 @@ class Audits:
         try:
             await self._bring(process, {part.version for check in batch for part in check.parts})
             own = self.plan.wants_own(batch)
-            answer = await process.ask(score_request(batch, own))
+            answer = await process.ask(score_request(batch, own, self._own_groups() if own else ()))
             found = read_deviations(answer, batch)
             if self.plan.own(read_bfloat16(answer, own)):
                 log.info("the auditor has measured what bfloat16 does to this model: nodes of kinds that no trusted node stands "

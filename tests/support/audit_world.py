@@ -90,7 +90,7 @@ class AuditWorld:
         return AuditorSettings(
             model=str(self.model_dir), lora=self.lora.model_dump(), chunks=str(self.store.root), run=RUN, epoch=1,
             head_key=self.identity.public_key.hex(), device="cpu", dtype="float32", served_dtype="bfloat16", threads=1,
-            window=window, temperature=1.0, top_p=1.0, stop_ids=[], longest=40,
+            window=window, temperature=1.0, top_p=1.0, stop_ids=[], stop=[], longest=40,
         )  # fmt: skip
 
     def file(self, step: int) -> StateFile:

@@ -20,6 +20,7 @@ from learner.head.audits import DEATHS, MOST_LAG, PROVEN_GATHER_S, Audits
 from learner.head.calibration_file import CALIBRATION_FILE
 from learner.head.trust import Trust
 from learner.publish.published import Published
+from learner.rollouts.outcomes import Sampling
 from learner.rollouts.taking_back import TakenBack
 from learner.standing.standing import StandingRules
 from learner.status.catalogue import entries
@@ -60,7 +61,7 @@ class FakeAuditor:
             self.world.kill_next = False
             raise AuditorGone("it ended with status -9: it said nothing")
         found = []
-        for _, _, _, seed, *_, parts in message["checks"]:
+        for _, _, _, seed, _, parts in message["checks"]:
             n = [stop - first for _, _, first, stop in parts]
             far = 0.4 if seed == 666 else 0.0
             found.append([tuple(np.full(count, value) for value in (far, -0.5, -0.5, 0.0)) for count in n])
@@ -301,11 +302,12 @@ def test_a_calibration_that_cannot_be_read_is_a_problem_of_settings(tmp_path) ->
 def test_a_resumed_run_goes_on_with_what_it_measured_and_passes_over_a_damaged_file(tmp_path: Path, caplog) -> None:
     def resumed() -> Calibration:
         model: Any = SimpleNamespace(path=tmp_path / "model")
-        return run_audits(config, head, model, ()).plan.calibration
+        return run_audits(config, head, model, Sampling(8, (0,)), lambda index: (1,)).plan.calibration
 
     config = build_config({"run_dir": str(tmp_path), "model": "unused"}, "test")
     head: Any = World(tmp_path).run
     head.store, head.run_id, head.identity = SimpleNamespace(root=tmp_path), "run", SimpleNamespace(public_key=b"key")
+    head.journal = SimpleNamespace(groups_so_far=0)
     kind, n = NodeArithmetic("vllm", "bfloat16", "cuda"), 5_000
     first = resumed()
     first.add(kind, np.zeros(n), np.full(n, -1.0), np.full(n, -1.01), np.zeros(n), prompts=np.arange(n))
@@ -322,10 +324,12 @@ def test_a_run_that_draws_otherwise_measures_anew_and_takes_no_file_of_the_other
         changed = {"rollout": {"temperature": temperature}, "audit": {"calibration": given}}
         values = {"run_dir": str(tmp_path), "model": "unused", **changed}
         model: Any = SimpleNamespace(path=tmp_path / "model")
-        return run_audits(build_config(values, "test"), head, model, ()).plan.calibration
+        sampling = Sampling(8, (0,), temperature)
+        return run_audits(build_config(values, "test"), head, model, sampling, lambda index: (1,)).plan.calibration
 
     head: Any = World(tmp_path).run
     head.store, head.run_id, head.identity = SimpleNamespace(root=tmp_path), "run", SimpleNamespace(public_key=b"key")
+    head.journal = SimpleNamespace(groups_so_far=0)
     kind, n = NodeArithmetic("vllm", "bfloat16", "cuda"), 5_000
     first = resumed(1.0)
     first.add(kind, np.zeros(n), np.full(n, -1.0), np.full(n, -1.01), np.zeros(n), prompts=np.arange(n))

@@ -44,7 +44,7 @@ class SoundAuditor:
         if message["do"] == "follow":
             return {"ok": True}
         found = [
-            [Deviations(*(np.full(stop - first, x) for x in (0.0, -1.0, -1.0, 0.0))) for _, _, first, stop in row[-1]]
+            [Deviations(*(np.full(stop - first, x) for x in (0.0, -1.0, -1.0, 0.0))) for _, _, first, stop in row[5]]
             for row in message["checks"]
         ]
         [answer] = Frames().feed(score_answer(found, cpu_s=0.0))

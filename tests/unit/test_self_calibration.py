@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +14,17 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from learner.audit.auditor import Auditor
 from learner.audit.bets import HonestMeans
 from learner.audit.calibration import ENOUGH, SHIPPED, WHOLE, Calibration, DrawnAt, NodeArithmetic, to_json, widest
-from learner.audit.claims import Claim, prompt_number
-from learner.audit.continued import continued
+from learner.audit.claims import Claim, OwnGroup, prompt_number
 from learner.audit.deviations import Deviations, OwnDeviations
 from learner.audit.measuring import STRETCH
+from learner.audit.own_completions import OwnRow, SampledBy, own_completions
 from learner.audit.plan import AuditPlan, ToldKind
 from learner.audit.repeats import SeenTokens
-from learner.audit.scorer import draw, score
-from learner.audit.self_calibration import MOST_OF_PROMPT, SampledBy, as_drawn, measure_bfloat16
+from learner.audit.scorer import score
+from learner.audit.self_calibration import MOST_OF_PROMPT, measure_bfloat16
 from learner.audit.sequential import NodeTest
 from learner.audit.statistic import distances, draws
-from learner.audit.wire import BFLOAT16_COLUMNS, Frames, read_bfloat16, read_deviations, score_answer, score_request
+from learner.audit.wire import Frames, read_bfloat16, read_deviations, score_answer, score_request
 from learner.standing.standing import Standing, StandingRules
 from learner.trajectory import Group
 from tests.support.audit_world import AuditWorld
@@ -47,16 +47,17 @@ def model() -> Qwen3ForCausalLM:
     return made.eval()
 
 
-def completions(model: Qwen3ForCausalLM, count: int, length: int, prompts: int = 10) -> list[Claim]:
-    """As an exact node makes them, token by token, each in its end."""
-    out = [Claim((1, 2, 3 + i % prompts), (), (), seed=i, ended=True) for i in range(count)]
-    for _ in range(length):
-        longer = [replace(c, completion_ids=(*c.completion_ids, 0), logprobs=(*c.logprobs, 0.0)) for c in out]
-        drawn = draw(model, [replace(c, first=len(c.completion_ids) - 1) for c in longer])
-        for i, (claim, of) in enumerate(zip(out, drawn, strict=True)):
-            token, logprob = int(of.tokens[0]), float(of.logprobs[0])
-            out[i] = replace(claim, completion_ids=(*claim.completion_ids, token), logprobs=(*claim.logprobs, logprob))
-    return out
+SAMPLED = SampledBy(longest=24)
+
+
+def groups_of(count: int, members: int = 5) -> list[OwnGroup]:
+    return [OwnGroup((1, 2, 3 + i), tuple(10 * i + member for member in range(members))) for i in range(count)]
+
+
+def claims_of(model: Qwen3ForCausalLM, groups: Sequence[OwnGroup], sampled: SampledBy = SAMPLED) -> list[Claim]:
+    """What a node with this model claims."""
+    rows = [OwnRow(group.prompt_ids, seed, 1_000) for group in groups for seed in group.seeds]
+    return own_completions(model, rows, sampled)
 
 
 def test_a_draw_is_at_no_distance_from_itself() -> None:
@@ -71,84 +72,43 @@ def test_a_draw_is_at_no_distance_from_itself() -> None:
     assert edge.tokens.tolist() == [0, 3]
 
 
-def test_it_comes_to_what_a_node_comes_to_that_computes_so(model: Qwen3ForCausalLM) -> None:
-    claims = completions(model, 80, 24, prompts=16)
+@pytest.mark.parametrize("sampled", [SAMPLED, SampledBy(0.8, 0.9, longest=24)])
+def test_it_comes_to_what_a_node_comes_to_that_computes_so(model: Qwen3ForCausalLM, sampled: SampledBy) -> None:
+    groups, asked = groups_of(16), (sampled.temperature, sampled.top_p)
     before = [parameter.clone() for parameter in model.parameters()]
-    found = measure_bfloat16(model, claims, score(model, claims), 2_000).found
+    found = measure_bfloat16(model, groups, 2_000, sampled).found
     assert all(torch.equal(a, b) and b.dtype == torch.float32 for a, b in zip(before, model.parameters(), strict=True))
-    assert len(found.distance) == 80 * 24
+    assert len(found.distance) == 16 * 5 * 24
     node = Qwen3ForCausalLM(model.config).to(torch.bfloat16).eval()
     node.load_state_dict(model.state_dict())
-    theirs = completions(node, 80, 24, prompts=16)
-    judged = Deviations(*(np.concatenate(c) for c in zip(*score(model, theirs), strict=True)))
-    own, their = (np.abs(x.claimed - x.recomputed).mean() for x in (found, judged))
+    theirs = claims_of(node, groups, sampled)
+    judged = Deviations(*(np.concatenate(c) for c in zip(*score(model, theirs, *asked), strict=True)))
+    inside = [np.isfinite(x.claimed) & np.isfinite(x.recomputed) for x in (found, judged)]
+    own, their = (np.abs(x.claimed - x.recomputed)[of].mean() for x, of in zip((found, judged), inside, strict=True))
     assert 0.7 < own / their < 1.4 and own > 1e-3, (own, their)
     assert 0.5 < (found.distance > 0).sum() / (judged.distance > 0).sum() < 2
 
 
-def with_odd(claim: Claim, place: int) -> Claim:
-    """Another token than the drawn one at `place`."""
-    ids = claim.completion_ids
-    place %= len(ids)
-    return replace(claim, completion_ids=(*ids[:place], (ids[place] + 31) % VOCABULARY, *ids[place + 1 :]))
-
-
-def test_nothing_counts_behind_what_a_node_may_have_chosen(model: Qwen3ForCausalLM) -> None:
-    """A completion's end, and what an environment gave, are the head's own record: nothing is made behind them."""
-    claims = completions(model, 4, 20, prompts=4)
-    late = replace(claims[2], first=3)
-    told = replace(claims[3], given=((5, 9),))
-    mixed = [claims[0], late, told]
-    scored = score(model, mixed)
-    assert as_drawn(scored[0]) == 20 and as_drawn(score(model, [with_odd(claims[1], 7)])[0]) == 7
-    found = measure_bfloat16(model, mixed, scored, 1_000).found
-    assert len(found.distance) == 20 + 0 + 5
-    honest = measure_bfloat16(model, claims, score(model, claims), 1_000).found
-    np.testing.assert_allclose(found.recomputed[:20], honest.recomputed[:20], atol=1e-4)
-    assert len(measure_bfloat16(model, claims, score(model, claims), 30).repeated) == 30
-    same = [replace(claims[0], seed=claims[0].seed) for _ in range(30)]
-    again = measure_bfloat16(model, same, score(model, same), 10_000)
-    assert len(again.found.distance) == len(again.repeated) == MOST_OF_PROMPT
-    assert not again.repeated[:20].any() and again.repeated[20:].mean() > 0.5, "but for what is all but certain"
+def test_of_a_prompt_no_more_than_counts_and_in_all_what_is_asked_for(model: Qwen3ForCausalLM) -> None:
+    assert len(measure_bfloat16(model, groups_of(4), 30, SAMPLED).repeated) == 30
+    alike = [OwnGroup((1, 2, 3), (7,) * 30)]
+    again = measure_bfloat16(model, alike, 10_000, SAMPLED)
+    assert len(again.found.distance) == len(again.repeated) == len(again.prompts) == MOST_OF_PROMPT
+    assert not again.repeated[:24].any() and again.repeated[24:].mean() > 0.5, "but for what is all but certain"
     seen = SeenTokens()
-    first, second = (measure_bfloat16(model, claims, score(model, claims), 1_000, seen=seen).repeated for _ in range(2))
+    first, second = (measure_bfloat16(model, groups_of(4), 1_000, SAMPLED, seen=seen).repeated for _ in range(2))
     assert first.mean() < 0.2 and second.mean() > 0.5, "known again in a later call"
-    nothing = measure_bfloat16(model, [late], score(model, [late]), 100)
+    nothing = measure_bfloat16(model, [], 100, SAMPLED)
     assert not len(nothing.found.distance) and not len(nothing.repeated)
-    gone = Deviations(np.array([np.nan]), np.array([-1.0]), np.array([-np.inf]), np.array([100.0]))
-    assert as_drawn(gone) == 0
-
-
-@pytest.mark.parametrize("sampled", [SampledBy(stop_ids={7}), SampledBy(0.7, 0.8, {7})])
-def test_whatever_a_node_writes_the_same_is_measured(model: Qwen3ForCausalLM, sampled: SampledBy) -> None:
-    """Odd tokens at places of its choice, at the very first and at the end; a stop token where none was drawn; and a part."""
-    asked = (sampled.temperature, sampled.top_p)
-    bare = [Claim((1, 2, 3 + i), (), (), seed=10 + i) for i in range(6)]
-    honest = continued(model, bare, [MOST_OF_PROMPT] * 6, {7}, temperature=asked[0], top_p=asked[1])
-    assert len({len(claim.completion_ids) for claim in honest}) > 2, "some are ended by the stop token"
-    honest = [replace(claim, ended=True) for claim in honest]
-    stopped = replace(honest[2], completion_ids=(*honest[2].completion_ids[:4], 7), logprobs=honest[2].logprobs[:5])
-    part = replace(honest[3], ended=False, stop=9)
-    written = [with_odd(honest[0], 0), with_odd(honest[1], 5), stopped, part, with_odd(honest[4], -1), honest[5]]
-    found, wanted = (
-        measure_bfloat16(model, of, score(model, of, *asked), 10_000, sampled).found for of in (written, honest)
-    )  # fmt: skip
-    assert len(wanted.distance) == sum(len(claim.completion_ids) for claim in honest)
-    for column, of_honest in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(column, of_honest, atol=1e-4)
 
 
 def test_short_completions_make_room_for_others(model: Qwen3ForCausalLM) -> None:
     """How long one becomes is not known before: of a prompt's others, and up to the tokens that are asked for, more are made."""
-    stop_ids = set(range(0, VOCABULARY, 4))
-    claims = [Claim((1, 2, 3 + i % 2), (), (), seed=i) for i in range(24)]
-    scored = [Deviations(*(np.empty(0) for _ in Deviations._fields))] * 24
-    ends = continued(model, claims, [99] * 24, stop_ids, temperature=1.0, top_p=1.0)
-    made = sum(len(claim.completion_ids) for claim in ends)
+    short = SampledBy(stop_ids=set(range(0, VOCABULARY, 4)))
+    made = sum(len(claim.completion_ids) for claim in claims_of(model, groups_of(2, 12), short))
     assert 24 < made < 2 * MOST_OF_PROMPT
-    assert len(measure_bfloat16(model, claims, scored, 10_000, SampledBy(stop_ids=stop_ids)).repeated) == made
-    assert len(measure_bfloat16(model, claims, scored, 40, SampledBy(stop_ids=stop_ids)).repeated) == 40
-    assert len(measure_bfloat16(model, claims, scored, 10_000, SampledBy(longest=3)).repeated) == 24 * 3
+    assert len(measure_bfloat16(model, groups_of(2, 12), 10_000, short).repeated) == made
+    assert len(measure_bfloat16(model, groups_of(2, 12), 40, short).repeated) == 40
 
 
 def test_an_auditor_measures_beside_what_it_scores(tmp_path: Path) -> None:
@@ -161,19 +121,20 @@ def test_an_auditor_measures_beside_what_it_scores(tmp_path: Path) -> None:
     for trajectory in world.generate(range(12), [0, 1], 6):
         plan.whole(Group(trajectory.seed, 0, (trajectory,)))
     checks = plan.next(1 << 30)
-    [message] = Frames().feed(score_request(checks, 50))
+    own_groups = [OwnGroup(prompt, (1, 2, 3)) for prompt in sorted({check.prompt_ids for check in checks})]
+    [message] = Frames().feed(score_request(checks, 50, own_groups))
     [answer] = Frames().feed(auditor.answer(message))
     read_deviations(answer, checks)
     found, repeated, prompts = read_bfloat16(answer, 50)
     assert len(repeated) == len(found.distance) and repeated.dtype == bool
-    asked = {prompt_number(check.prompt_ids) for check in checks}
+    asked = {prompt_number(group.prompt_ids) for group in own_groups}
     assert len(prompts) == len(repeated) and set(prompts.tolist()) <= asked
     assert 30 < len(found.distance) <= 50 and 0 < np.abs(found.claimed - found.recomputed).mean() < 0.1
-    [message] = Frames().feed(score_request(checks))
+    [message] = Frames().feed(score_request(checks, 0, own_groups))
     [answer] = Frames().feed(auditor.answer(message))
     assert not len(read_bfloat16(answer, 0).repeated)
     with pytest.raises(ValueError, match="other tokens in bfloat16"):
-        [answer] = Frames().feed(score_answer([], [np.zeros(3)] * BFLOAT16_COLUMNS))
+        [answer] = Frames().feed(score_answer([], own(3, 0)))
         read_bfloat16(answer, 2)
 
 

@@ -95,7 +95,7 @@ def judge(world: World, kinds: Sequence[NodeArithmetic], suspected: int, say: Ca
     models = {name: world.checker(name) for name in suspects}
     honest = {kind: _sample(world, stream_of(world, kind, HONEST), models, suspected) for kind in kinds}
     means = calibrate({kind: _without_later(sample, suspected // 2) for kind, sample in honest.items()})
-    own = own_rounding(world, kinds)
+    own = own_rounding(world)
     say(f"the auditor made {own.tokens(OWN_KIND):,} tokens of {OWN_KIND} itself")
     rows = []
     for kind in kinds:

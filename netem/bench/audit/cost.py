@@ -88,7 +88,7 @@ def _audited(folder: Path, state: FlatState, vocabulary: int, rng: np.random.Gen
     auditor = Auditor(AuditorSettings(
         model=str(folder / "model"), lora=LoraSection().model_dump(), chunks=str(store.root), run=RUN, epoch=1,
         head_key=identity.public_key.hex(), device="cpu", dtype="float32", served_dtype="bfloat16", threads=1, window=4,
-        temperature=1.0, top_p=1.0, stop_ids=[], longest=ANSWER,
+        temperature=1.0, top_p=1.0, stop_ids=[], stop=[], longest=ANSWER,
     ))  # fmt: skip
     out: dict[str, Any] = {"whole_s": _spent(partial(auditor.follow, parts[0]))}
     auditor.follow(parts[1])

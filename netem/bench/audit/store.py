@@ -129,6 +129,6 @@ def claims_of(path: Path, world: World) -> list[Claim]:
     for i, length in enumerate(lengths.tolist()):
         index, member = first + i // MEMBERS, i % MEMBERS
         place = slice(at, at + length)
-        out.append(Claim(world.prompt(index), tuple(ids[place]), tuple(claimed[place]), seed_of(index, member), ended=True))
+        out.append(Claim(world.prompt(index), tuple(ids[place]), tuple(claimed[place]), seed_of(index, member)))
         at += length
     return out

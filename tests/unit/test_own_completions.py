@@ -1,4 +1,4 @@
-"""The auditor goes on with completions as their seeds draw, with any architecture."""
+"""The auditor makes completions as their seeds draw them, with any architecture."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from learner.audit.claims import Claim
-from learner.audit.continued import continued
+from learner.audit.own_completions import OwnRow, SampledBy, own_completions
 from learner.audit.scorer import draw
+from learner.rollouts.stop_strings import StopStrings
 
 VOCABULARY, POSITIONS = 50, 48
 SMALL: dict[str, Any] = {
@@ -53,26 +54,24 @@ def one_by_one(model: Any, claim: Claim, length: int) -> Claim:
     return claim
 
 
-def test_each_goes_on_as_its_seed_draws(model: Any) -> None:
-    lengths = (20, 3, 11, 43, 4, 0)
-    bare = [Claim(tuple(range(1, 2 + i)), (), (), seed=90 + i) for i in range(6)]
-    wanted = [one_by_one(model, claim, length) for claim, length in zip(bare, lengths, strict=True)]
-    begun = [
-        replace(c, completion_ids=c.completion_ids[:held], logprobs=c.logprobs[:held])
-        for c, held in zip(wanted, (0, 2, 9, 17, 4, 0), strict=True)
-    ]  # fmt: skip
-    found = continued(model, begun, lengths, (), temperature=0.8, top_p=0.9)
+def test_each_token_is_the_one_that_the_seed_draws(model: Any) -> None:
+    rows = [OwnRow(tuple(range(1, 2 + i)), 90 + i, most) for i, most in enumerate((20, 3, 11, 43, 4, 0))]
+    wanted = [one_by_one(model, Claim(row.prompt_ids, (), (), row.seed), row.most) for row in rows]
+    found = own_completions(model, rows, SampledBy(0.8, 0.9))
     assert [c.completion_ids for c in found] == [c.completion_ids for c in wanted]
     assert [c.logprobs for c in found] == [pytest.approx(c.logprobs, abs=1e-4) for c in wanted]
+    assert [(c.prompt_ids, c.seed) for c in found] == [row[:2] for row in rows]
 
 
-def test_a_stop_token_ends_one_and_the_models_positions_end_all(model: Any) -> None:
-    bare = [Claim((1, 2 + i), (), (), seed=i) for i in range(8)]
-    whole = [one_by_one(model, claim, POSITIONS - 2) for claim in bare]
-    stop = whole[0].completion_ids[10]
-    found = continued(model, bare, [1_000] * 8, {stop}, temperature=0.8, top_p=0.9)
-    for claim, of in zip(found, whole, strict=True):
-        ids = of.completion_ids
-        assert claim.completion_ids == ids[: ids.index(stop) + 1 if stop in ids else len(ids)]
-    again = continued(model, found, [len(claim.completion_ids) for claim in found], {stop}, temperature=0.8, top_p=0.9)
-    assert again == found
+def test_a_stop_token_a_string_and_the_models_positions_end_one(model: Any) -> None:
+    rows = [OwnRow((1, 2 + i), i, 1_000) for i in range(8)]
+    whole = [one_by_one(model, Claim(row.prompt_ids, (), (), row.seed), POSITIONS - 2).completion_ids for row in rows]
+    stop, pair = whole[0][10], whole[1][20:22]
+    strings = StopStrings(lambda ids: "".join(chr(65 + token) for token in ids), ["".join(chr(65 + token) for token in pair)])
+    sampled = SampledBy(0.8, 0.9, {stop}, strings)
+    for claim, ids in zip(own_completions(model, rows, sampled), whole, strict=True):
+        ends = [at + 1 for at, token in enumerate(ids) if token == stop]
+        ends += [at + 2 for at in range(len(ids)) if ids[at : at + 2] == pair]
+        assert claim.completion_ids == ids[: min([*ends, len(ids)])]
+    short = own_completions(model, rows, SampledBy(0.8, 0.9, longest=5))
+    assert [claim.completion_ids for claim in short] == [ids[:5] for ids in whole]

@@ -1,0 +1,138 @@
+"""Completions that the auditor makes itself, as seeds draw them. Needs torch.
+
+`generate` of transformers decodes, for it knows each architecture's cache, positions and padding; which token follows is ours.
+Must not know what they are made for, nodes or versions.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from learner.audit.claims import Claim
+from learner.audit.statistic import CHUNK_VALUES, SeededDraws, draws
+from learner.rollouts.stop_strings import StopStrings
+from p2p.protocol.seeded import seed_keys, uniforms
+
+TOKENS_AT_ONCE = 4_096
+"""Places of the cache that one call of `generate` fills, padding included: of a model of 7B 470 MB in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledBy:
+    """How a run's nodes draw, and what ends a completion."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop_ids: Collection[int] = ()
+    stop: StopStrings | None = None
+    """strings that end it, beside these"""
+    longest: int = sys.maxsize
+    """its tokens at the most"""
+
+    def end(self, ids: Sequence[int]) -> int:
+        """How many of these tokens a completion has that begins with them."""
+        first = next((at + 1 for at, token in enumerate(ids) if token in self.stop_ids), len(ids))
+        by_string = self.stop.end(ids[:first], 0, 0) if self.stop is not None else None
+        return first if by_string is None else by_string
+
+
+class OwnRow(NamedTuple):
+    """A completion that is to be made."""
+
+    prompt_ids: tuple[int, ...]
+    seed: int
+    most: int
+    """tokens"""
+
+
+def own_completions(model: nn.Module, rows: Sequence[OwnRow], sampled: SampledBy) -> list[Claim]:
+    """Of each row what a node without any rounding would claim: at each place the token that the seed draws, until something
+    ends it, or as far as the model has positions. `model` is as for `score`."""
+    config: Any = model.config
+    room = _Room.of(config)
+    found: dict[int, Claim] = {}
+    wanted = [row._replace(most=min(row.most, sampled.longest, room.positions - len(row.prompt_ids))) for row in rows]
+    for batch in _batches(wanted, room):
+        sampler = _SeededDraws([wanted[i].seed for i in batch], sampled)
+        _generate(model, [wanted[i] for i in batch], sampled.stop_ids, sampler)
+        for i, drawn in zip(batch, sampler.found(), strict=True):
+            row, ids = wanted[i], drawn.tokens[: wanted[i].most].tolist()
+            count = sampled.end(ids)
+            found[i] = Claim(row.prompt_ids, tuple(ids[:count]), tuple(drawn.logprobs[:count].tolist()), row.seed)
+    return [found.get(i, Claim(row.prompt_ids, (), (), row.seed)) for i, row in enumerate(rows)]
+
+
+class _Room(NamedTuple):
+    """What one call of `generate` may take."""
+
+    positions: int
+    """of the model"""
+    rows: int
+
+    @classmethod
+    def of(cls, config: Any) -> _Room:
+        positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+        return cls(int(positions or sys.maxsize), max(1, CHUNK_VALUES // config.vocab_size))
+
+    def holds(self, rows: Sequence[OwnRow]) -> bool:
+        """Each row is as wide as the longest, and goes on as long as any does."""
+        width = max(len(row.prompt_ids) for row in rows) + max(row.most for row in rows)
+        return len(rows) == 1 or (len(rows) <= self.rows and len(rows) * width <= TOKENS_AT_ONCE and width <= self.positions)
+
+
+def _batches(rows: Sequence[OwnRow], room: _Room) -> Iterator[list[int]]:
+    """Places of rows that go together, like lengths beside each other; of those that have room for a token."""
+    batch: list[int] = []
+    for i in sorted((i for i, row in enumerate(rows) if row.most > 0), key=lambda i: len(rows[i].prompt_ids)):
+        if not room.holds([rows[k] for k in (*batch, i)]):
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+@torch.no_grad()
+def _generate(model: Any, rows: Sequence[OwnRow], stop_ids: Collection[int], sampler: LogitsProcessor) -> None:
+    """Have `sampler` choose as many tokens behind each prompt as any row is to have."""
+    width, device = max(len(row.prompt_ids) for row in rows), next(model.parameters()).device
+    ids, mask = torch.zeros(2, len(rows), width, dtype=torch.long).unbind()
+    for i, row in enumerate(rows):
+        first = width - len(row.prompt_ids)
+        ids[i, first:], mask[i, first:] = torch.tensor(row.prompt_ids), 1
+    model.generation_config = GenerationConfig()  # what a model's folder says of sampling is not how nodes draw
+    model.generate(
+        input_ids=ids.to(device), attention_mask=mask.to(device), logits_processor=LogitsProcessorList([sampler]),
+        generation_config=GenerationConfig(
+            do_sample=False, max_new_tokens=max(row.most for row in rows), pad_token_id=0,
+            eos_token_id=sorted(stop_ids) or None, use_cache=True,
+        ),
+    )  # fmt: skip
+
+
+class _SeededDraws(LogitsProcessor):
+    """Leaves of each row's logits that of the token which is drawn, and keeps what was drawn."""
+
+    def __init__(self, seeds: Sequence[int], sampled: SampledBy) -> None:
+        self._keys, self._sampled = seed_keys(seeds), sampled
+        self._drawn: list[SeededDraws] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        u = uniforms(self._keys, np.full(len(self._keys), len(self._drawn)))
+        drawn = draws(scores.float(), u, self._sampled.temperature, self._sampled.top_p)
+        self._drawn.append(drawn)
+        chosen = torch.from_numpy(drawn.tokens)[:, None].to(scores.device)
+        return torch.full_like(scores, -torch.inf).scatter_(-1, chosen, 0.0)
+
+    def found(self) -> list[SeededDraws]:
+        """Of each row, what was drawn: behind a stop token that means nothing."""
+        columns = (np.stack(column, axis=1) for column in zip(*self._drawn, strict=True))
+        return [SeededDraws(*row) for row in zip(*columns, strict=True)]
