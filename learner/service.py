@@ -190,7 +190,8 @@ async def run_learner(
                 config=config, run=run, run_dir=run_dir, identity=identity, network=network, journal=journal,
                 door=HeadDoor(books), open_rollouts=lambda head: Rollouts(
                     rollouts, journal, task, model.tokenizer, model.vocab_size, epoch=head.epoch, send=head.send,
-                    nodes=head.node_views, report=head.report, conduct=head.trust, scorer=scorer, runner=runner, in_thread=in_thread,
+                    nodes=head.node_views, report=head.report, conduct=head.trust, scorer=scorer, runner=runner,
+                    in_thread=in_thread,
                 ),
             )  # fmt: skip
             scorer.lost.proven = head.trust.proven_here

@@ -26,7 +26,8 @@ from learner.audit.scorer import draw, score
 from learner.audit.statistic import SeededDraws
 
 MOST_OF_PROMPT = STRETCH
-"""Places of one prompt's completions that are looked at in one call: a calibration counts no more of it."""
+"""Places of one prompt's completions that are looked at in one call, for a calibration counts no more of it. Where prompts are
+few each has more, for of few prompts many tokens are measured (`PLENTY`)."""
 
 
 def measure_bfloat16(
@@ -52,11 +53,12 @@ def _completions(model: nn.Module, groups: Sequence[OwnGroup], most: int, sample
     """Of these groups, in their order. In rounds, for how long a completion becomes is known when it is there: until then it has
     room for all that it may become."""
     left, of_prompt, found = most, Counter[tuple[int, ...]](), list[Claim]()
+    most_of_prompt = max(MOST_OF_PROMPT, most // max(1, len({group.prompt_ids for group in groups})))
     waiting = [(group.prompt_ids, seed) for group in groups for seed in group.seeds]
     while waiting and left > 0:
         rows, others, room, planned = list[OwnRow](), list[tuple[tuple[int, ...], int]](), Counter(of_prompt), 0
         for prompt_ids, seed in waiting:
-            length = min(sampled.longest, left - planned, MOST_OF_PROMPT - room[prompt_ids])
+            length = min(sampled.longest, left - planned, most_of_prompt - room[prompt_ids])
             if length > 0:
                 rows.append(OwnRow(prompt_ids, seed, length))
                 room[prompt_ids] += length

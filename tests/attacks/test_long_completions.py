@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from learner.audit.calibration import Calibration
-from learner.audit.deviations import Deviations
+from learner.audit.deviations import Deviations, OwnDeviations
 from learner.audit.wire import Frames, read_claims, score_answer
 from learner.head.audits import Audits
 from p2p.errors import ChannelClosed
@@ -101,7 +101,8 @@ class DrawsAuditor(SoundAuditor):
 
         parts = [[found(c.first, c.completion_ids[c.first : c.stop], c.seed) for _, c in of] for of in read_claims(message)]
         own, asked = found(0, (STOP,) * message["bfloat16"], 0), message["bfloat16"]
-        [answer] = Frames().feed(score_answer(parts, (*own, np.zeros(asked), np.arange(asked)), cpu_s=0.0))
+        measured = OwnDeviations(own, np.zeros(asked, bool), np.arange(asked, dtype=float))
+        [answer] = Frames().feed(score_answer(parts, measured, cpu_s=0.0))
         return answer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -91,9 +92,13 @@ def test_it_comes_to_what_a_node_comes_to_that_computes_so(model: Qwen3ForCausal
 
 def test_of_a_prompt_no_more_than_counts_and_in_all_what_is_asked_for(model: Qwen3ForCausalLM) -> None:
     assert len(measure_bfloat16(model, groups_of(4), 30, SAMPLED).repeated) == 30
-    alike = [OwnGroup((1, 2, 3), (7,) * 30)]
-    again = measure_bfloat16(model, alike, 10_000, SAMPLED)
-    assert len(again.found.distance) == len(again.repeated) == len(again.prompts) == MOST_OF_PROMPT
+    many = groups_of(10, members=12)
+    per_prompt = Counter(measure_bfloat16(model, many, 1_000, SAMPLED).prompts.tolist())
+    assert max(per_prompt.values()) == MOST_OF_PROMPT < 12 * 24 and sum(per_prompt.values()) == 1_000
+    few = [OwnGroup((1, 2, 3), tuple(range(9 * i, 9 * i + 9))) for i in range(5)]
+    assert len(measure_bfloat16(model, few, 1_000, SAMPLED).repeated) == 1_000, "who asks one prompt only has more of it at once"
+    again = measure_bfloat16(model, [OwnGroup((1, 2, 3), (7,) * 30)], 500, SAMPLED)
+    assert len(again.found.distance) == len(again.repeated) == len(again.prompts) == 500
     assert not again.repeated[:24].any() and again.repeated[24:].mean() > 0.5, "but for what is all but certain"
     seen = SeenTokens()
     first, second = (measure_bfloat16(model, groups_of(4), 1_000, SAMPLED, seen=seen).repeated for _ in range(2))
