@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from learner.audit.claims import Claim, OwnGroup, prompt_number
 from learner.audit.deviations import Deviations, OwnDeviations
 from learner.audit.measuring import STRETCH
 from learner.audit.own_completions import OwnRow, SampledBy, own_completions
-from learner.audit.plan import AuditPlan, ToldKind
+from learner.audit.plan import AuditPlan, Check, ToldKind
 from learner.audit.repeats import SeenTokens
 from learner.audit.scorer import score
 from learner.audit.self_calibration import MOST_OF_PROMPT, measure_bfloat16
@@ -28,6 +30,7 @@ from learner.audit.statistic import distances, draws
 from learner.audit.wire import Frames, read_bfloat16, read_deviations, score_answer, score_request
 from learner.standing.standing import Standing, StandingRules
 from learner.trajectory import Group
+from netem.demo.tiny_model import char_tokenizer
 from tests.support.audit_world import AuditWorld
 
 OWN = NodeArithmetic("transformers", "bfloat16", "cpu")
@@ -116,16 +119,20 @@ def test_short_completions_make_room_for_others(model: Qwen3ForCausalLM) -> None
     assert len(measure_bfloat16(model, groups_of(2, 12), 40, short).repeated) == 40
 
 
+def checks_of(world: AuditWorld, versions: int = 1) -> list[Check]:
+    """A few completions of an honest node under these versions."""
+    plan = AuditPlan(b"s" * 32, 1, Standing(StandingRules(checks=True)), Calibration(), kind_of=lambda peer: ToldKind(OWN))
+    for trajectory in world.generate(range(12), list(range(versions)), 6):
+        plan.whole(Group(trajectory.seed, 0, (trajectory,)))
+    return plan.next(1 << 30)
+
+
 def test_an_auditor_measures_beside_what_it_scores(tmp_path: Path) -> None:
     world = AuditWorld(tmp_path, versions=2, now=time.time())
     auditor = Auditor(world.settings(2))
     for parts in world.parts:
         auditor.follow(parts)
-    calibration = Calibration()
-    plan = AuditPlan(b"s" * 32, 1, Standing(StandingRules(checks=True)), calibration, kind_of=lambda peer: ToldKind(OWN))
-    for trajectory in world.generate(range(12), [0, 1], 6):
-        plan.whole(Group(trajectory.seed, 0, (trajectory,)))
-    checks = plan.next(1 << 30)
+    checks = checks_of(world, 2)
     own_groups = [OwnGroup(prompt, (1, 2, 3)) for prompt in sorted({check.prompt_ids for check in checks})]
     [message] = Frames().feed(score_request(checks, 50, own_groups))
     [answer] = Frames().feed(auditor.answer(message))
@@ -141,6 +148,41 @@ def test_an_auditor_measures_beside_what_it_scores(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="other tokens in bfloat16"):
         [answer] = Frames().feed(score_answer([], own(3, 0)))
         read_bfloat16(answer, 2)
+
+
+def measured(auditor: Auditor, world: AuditWorld) -> int:
+    """Tokens that it measures beside scoring one completion."""
+    checks = checks_of(world)
+    [message] = Frames().feed(score_request(checks, 500, [OwnGroup((1, 5, 9), tuple(range(9)))]))
+    [answer] = Frames().feed(auditor.answer(message))
+    assert all(d is not None for of in read_deviations(answer, checks) for d in of)
+    return len(read_bfloat16(answer, 500).repeated)
+
+
+def test_strings_of_the_task_end_what_it_makes(tmp_path: Path) -> None:
+    world = AuditWorld(tmp_path, versions=1, now=time.time())
+    char_tokenizer().save_pretrained(world.model_dir)
+    found = []
+    for stop in ([], list("abcdefgh")):
+        auditor = Auditor(replace(world.settings(2), stop=stop))
+        auditor.follow(world.parts[0])
+        found.append(measured(auditor, world))
+    assert found[0] == 9 * 40 > 2 * found[1] > 0
+
+
+def test_what_cannot_be_generated_with_is_said_once_and_scored_all_the_same(tmp_path: Path, capsys) -> None:
+    world = AuditWorld(tmp_path, versions=1, now=time.time())
+    auditor = Auditor(world.settings(2))
+    auditor.follow(world.parts[0])
+    model: Any = auditor.model.model
+
+    def generate(**_: Any) -> None:
+        raise NotImplementedError("no cache of this kind\nand pages more")
+
+    model.generate = generate
+    assert measured(auditor, world) == measured(auditor, world) == 0
+    said = capsys.readouterr().err
+    assert said.count("NotImplementedError: no cache of this kind") == 1 and "pages more" not in said
 
 
 def rounded(tokens: int, noise: float, seed: int = 0) -> Deviations:
