@@ -57,12 +57,13 @@ def _say(line: str) -> None:
 
 
 def _print(result: dict[str, Any]) -> None:
-    print("| run | reward of the final policy, sampled | greedy | sampled in the last tenth of the steps | seconds a step |")
-    print("|---|---|---|---|---|")
+    print("| run | reward of the final policy, sampled | greedy | sampled in the last tenth of the steps | seconds a step | from 30 s on |")
+    print("|---|---|---|---|---|---|")
     for case, row in result["cases"].items():
         each = " ".join(f"{x:.2f}" for x in row["final_sampled"])
+        later = " ".join("-" if s is None else f"{s:.2f}" for s in row["later_step_s"])
         print(f"| {case} | {row['final_sampled_mean']} ({each}) | {row['final_greedy_mean']} | {row['reward_last_mean']} | "
-              f"{row['step_s']:.2f} |")  # fmt: skip
+              f"{row['step_s']:.2f} | {later} |")  # fmt: skip
     if result["cheats"]:
         print("\n| cheat | share of all tokens that were trained on | identities | expelled | tokens until then, median (most) |")
         print("|---|---|---|---|---|")

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -33,6 +33,9 @@ SHARE = 96
 
 AGAIN_S = 2.0
 """From an expulsion to the cheat's next identity."""
+
+LATER_S, LATER_STEPS = 30.0, 10
+"""Seconds after which a run's pace is to be nearly that of honest nodes, and steps of which it is measured at the least."""
 
 START_S = 300.0
 """Until all is there, on a machine with much else to do."""
@@ -193,8 +196,14 @@ class HostileSwarm:
             "tokens": dict(tokens), "expelled": dict(expelled),
             "identities": {c.name: [per_identity[p] for p in c.peers] for c in self.cheats},
             "seconds": round(seconds, 1), "train_s": round(rows[-1]["time"] - rows[0]["time"], 1),
-            "load": [load, os.getloadavg()[0]],
+            "later_step_s": _later_step_s([row["time"] for row in rows]), "load": [load, os.getloadavg()[0]],
         }  # fmt: skip
+
+
+def _later_step_s(times: Sequence[float]) -> float | None:
+    """Seconds of a step once LATER_S went by since the first; None where hardly any step is later."""
+    later = [time for time in times if time >= times[0] + LATER_S]
+    return round((later[-1] - later[0]) / (len(later) - 1), 3) if len(later) > LATER_STEPS else None
 
 
 def hostile_run(run: HostileRun, folder: Path, say: Callable[[str], None]) -> Mapping[str, Any]:
