@@ -151,13 +151,12 @@ class Auditor:
 
     def measure(self, groups: Sequence[OwnGroup], most: int) -> OwnDeviations:
         """What `measure_bfloat16` has of these groups, under the weights that it has. Nothing before it has any, or where
-        transformers cannot generate with a model of this kind: what is shipped holds then."""
+        transformers cannot generate with a model of this kind: what is shipped holds then, and `facts` say why."""
         if self._filled and most and not self._cannot:
             try:
                 return measure_bfloat16(self.model.model, groups, most, self._sampled, seen=self._seen)
             except Exception as error:  # other people's code, for any architecture: audits go on without
                 self._cannot = f"{type(error).__name__}: {first_line(error)}"
-                print(f"it cannot answer prompts itself, so bounds of bfloat16 stay as shipped: {self._cannot}", file=sys.stderr)
         return OwnDeviations.none()
 
     def answer(self, message: dict[str, Any]) -> bytes:
@@ -175,6 +174,7 @@ class Auditor:
         """How it stands: for the status page."""
         return {
             "versions": len(self.window.versions), "undo_bytes": self.window.undo, "given_up": self.window.given_up,
+            "cannot": self._cannot,
             "cpu_s": time.process_time(), "rss_bytes": psutil.Process().memory_info().rss,
         }  # fmt: skip
 

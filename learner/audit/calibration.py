@@ -226,11 +226,10 @@ class Calibration:
         """The same, but of a prompt no more than STRETCH."""
         return self._tokens.get(kind, _TokensOfPrompts()).counted
 
-    def wants_own(self, kind: NodeArithmetic) -> int:
-        """Tokens that the auditor should make itself as a node of this kind: where nothing was given, and neither it nor trusted
-        nodes gave ENOUGH. None of an auditor that rounds itself."""
-        wanted = self.exact and kind not in self.given and kind not in self._measured_at
-        return max(0, ENOUGH - self.counted(kind)) if wanted else 0
+    def wants_own(self, kind: NodeArithmetic) -> bool:
+        """Whether the auditor should make tokens itself as a node of this kind: where nothing was given, and neither it nor
+        trusted nodes gave ENOUGH. Not one that rounds itself."""
+        return self.exact and kind not in self.given and kind not in self._measured_at and self.wants(kind)
 
     def add(
         self, kind: NodeArithmetic, distance: np.ndarray, claimed: np.ndarray, recomputed: np.ndarray, shift: np.ndarray,

@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from learner.audit.claims import Claim
-from learner.audit.statistic import CHUNK_VALUES, SeededDraws, draws
+from learner.audit.statistic import CHUNK_VALUES, draws
 from learner.rollouts.stop_strings import StopStrings
 from p2p.protocol.seeded import seed_keys, uniforms
 
-TOKENS_AT_ONCE = 4_096
+TOKENS_AT_ONCE = 2_048
 """Places of the cache that one call of `generate` fills, padding included, unless one row alone takes more. Of a model of 7B with
-four heads of keys and values that is 470 MB in float32; prompts are the head's, so no node makes them long."""
+four heads of keys and values that is 235 MB in float32; prompts are the head's, so no node makes them long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,9 @@ class SampledBy:
     longest: int = sys.maxsize
     """its tokens at the most"""
 
-    def end(self, ids: Sequence[int]) -> int:
-        """How many of these tokens a completion has that begins with them."""
-        first = next((at + 1 for at, token in enumerate(ids) if token in self.stop_ids), len(ids))
-        by_string = self.stop.end(ids[:first], 0, 0) if self.stop is not None else None
-        return first if by_string is None else by_string
+    def ends(self, ids: Sequence[int]) -> bool:
+        """Whether the last of these tokens ends the completion that begins with them."""
+        return ids[-1] in self.stop_ids or (self.stop is not None and self.stop.end(ids, 0, len(ids) - 1) is not None)
 
 
 class OwnRow(NamedTuple):
@@ -62,12 +60,9 @@ def own_completions(model: nn.Module, rows: Sequence[OwnRow], sampled: SampledBy
     found: dict[int, Claim] = {}
     wanted = [row._replace(most=min(row.most, sampled.longest, room.positions - len(row.prompt_ids))) for row in rows]
     for batch in _batches(wanted, room):
-        sampler = _SeededDraws([wanted[i].seed for i in batch], sampled)
-        _generate(model, [wanted[i] for i in batch], sampled.stop_ids, sampler)
-        for i, drawn in zip(batch, sampler.found(), strict=True):
-            row, ids = wanted[i], drawn.tokens[: wanted[i].most].tolist()
-            count = sampled.end(ids)
-            found[i] = Claim(row.prompt_ids, tuple(ids[:count]), tuple(drawn.logprobs[:count].tolist()), row.seed)
+        drawn = _SeededDraws([wanted[i] for i in batch], sampled)
+        _generate(model, [wanted[i] for i in batch], drawn)
+        found |= zip(batch, drawn.claims(), strict=True)
     return [found.get(i, Claim(row.prompt_ids, (), (), row.seed)) for i, row in enumerate(rows)]
 
 
@@ -102,8 +97,8 @@ def _batches(rows: Sequence[OwnRow], room: _Room) -> Iterator[list[int]]:
 
 
 @torch.no_grad()
-def _generate(model: Any, rows: Sequence[OwnRow], stop_ids: Collection[int], sampler: LogitsProcessor) -> None:
-    """Have `sampler` choose as many tokens behind each prompt as any row is to have."""
+def _generate(model: Any, rows: Sequence[OwnRow], drawn: _SeededDraws) -> None:
+    """Have tokens drawn behind each prompt until all rows have ended."""
     width, device = max(len(row.prompt_ids) for row in rows), next(model.parameters()).device
     ids, mask = torch.zeros(2, len(rows), width, dtype=torch.long).unbind()
     for i, row in enumerate(rows):
@@ -111,29 +106,47 @@ def _generate(model: Any, rows: Sequence[OwnRow], stop_ids: Collection[int], sam
         ids[i, first:], mask[i, first:] = torch.tensor(row.prompt_ids), 1
     model.generation_config = GenerationConfig()  # what a model's folder says of sampling is not how nodes draw
     model.generate(
-        input_ids=ids.to(device), attention_mask=mask.to(device), logits_processor=LogitsProcessorList([sampler]),
+        input_ids=ids.to(device), attention_mask=mask.to(device), logits_processor=LogitsProcessorList([drawn]),
+        stopping_criteria=StoppingCriteriaList([_WhereEnded(drawn)]),
         generation_config=GenerationConfig(
-            do_sample=False, max_new_tokens=max(row.most for row in rows), pad_token_id=0,
-            eos_token_id=sorted(stop_ids) or None, use_cache=True,
+            do_sample=False, max_new_tokens=max(row.most for row in rows), pad_token_id=0, use_cache=True
         ),
     )  # fmt: skip
 
 
 class _SeededDraws(LogitsProcessor):
-    """Leaves of each row's logits that of the token which is drawn, and keeps what was drawn."""
+    """Leaves of each row's logits that of the token which is drawn, and keeps what was drawn until the row ended."""
 
-    def __init__(self, seeds: Sequence[int], sampled: SampledBy) -> None:
-        self._keys, self._sampled = seed_keys(seeds), sampled
-        self._drawn: list[SeededDraws] = []
+    def __init__(self, rows: Sequence[OwnRow], sampled: SampledBy) -> None:
+        self._rows, self._sampled, self._keys = rows, sampled, seed_keys([row.seed for row in rows])
+        self._made: list[list[int]] = [[] for _ in rows]
+        self._logprobs: list[list[float]] = [[] for _ in rows]
+        self._at = 0
+        self.ended = np.zeros(len(rows), bool)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        u = uniforms(self._keys, np.full(len(self._keys), len(self._drawn)))
+        u = uniforms(self._keys, np.full(len(self._rows), self._at))
         drawn = draws(scores.float(), u, self._sampled.temperature, self._sampled.top_p)
-        self._drawn.append(drawn)
+        self._at += 1
+        for i in np.flatnonzero(~self.ended).tolist():
+            made = self._made[i]
+            made.append(int(drawn.tokens[i]))
+            self._logprobs[i].append(float(drawn.logprobs[i]))
+            self.ended[i] = len(made) == self._rows[i].most or self._sampled.ends(made)
         chosen = torch.from_numpy(drawn.tokens)[:, None].to(scores.device)
         return torch.full_like(scores, -torch.inf).scatter_(-1, chosen, 0.0)
 
-    def found(self) -> list[SeededDraws]:
-        """Of each row, what was drawn: behind a stop token that means nothing."""
-        columns = (np.stack(column, axis=1) for column in zip(*self._drawn, strict=True))
-        return [SeededDraws(*row) for row in zip(*columns, strict=True)]
+    def claims(self) -> list[Claim]:
+        """Of each row, as far as it was made."""
+        made = zip(self._rows, self._made, self._logprobs, strict=True)
+        return [Claim(row.prompt_ids, tuple(ids), tuple(logprobs), row.seed) for row, ids, logprobs in made]
+
+
+class _WhereEnded(StoppingCriteria):
+    """Of each row, as its draws say."""
+
+    def __init__(self, drawn: _SeededDraws) -> None:
+        self._drawn = drawn
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        return torch.tensor(self._drawn.ended, device=input_ids.device)

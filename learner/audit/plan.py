@@ -288,14 +288,14 @@ class AuditPlan:
         self.counts["own"] += int(drawn.sum())
         columns, repeated, prompts = (column[drawn] for column in found), own.repeated[drawn], own.prompts[drawn]
         self.calibration.add(self.own_kind, *columns, repeated=repeated, prompts=prompts, own=True)
-        return wanted > 0 and not self.calibration.wants_own(self.own_kind)
+        return wanted and not self.calibration.wants_own(self.own_kind)
 
     def wants_own(self, checks: Sequence[Check]) -> int:
         """Tokens of its own that the auditor is asked for with these completions: none where what their nodes are held to does
         not rest on them."""
         kinds = {kind for check in checks for kind in check.kinds}
         rest_on_it = not all(map(self.calibration.stands, kinds))
-        return min(OWN_AT_ONCE, self.calibration.wants_own(self.own_kind)) if rest_on_it else 0
+        return OWN_AT_ONCE if rest_on_it and self.calibration.wants_own(self.own_kind) else 0
 
     def tests(self, node: str) -> list[NodeTest]:
         """Its tests, one for each kind of arithmetic that it had."""

@@ -27,14 +27,17 @@ from learner.audit.statistic import SeededDraws
 
 MOST_OF_PROMPT = STRETCH
 """Places of one prompt's completions that are looked at in one call, for a calibration counts no more of it. Where prompts are
-few each has more, for of few prompts many tokens are measured (`PLENTY`)."""
+few each has more completions, for of few prompts many tokens are measured (`PLENTY`)."""
+
+MOST_READ = 2_048
+"""Tokens that are read in one call, prompts and all, one completion at least: checks wait meanwhile, and prompts may be long."""
 
 
 def measure_bfloat16(
     model: nn.Module, groups: Sequence[OwnGroup], most: int, sampled: SampledBy, *, seen: SeenTokens | None = None
 ) -> OwnDeviations:  # fmt: skip
-    """What an honest node that computes in bfloat16 would come to at up to `most` places of completions of these groups. `model`,
-    in float32, is left as it was. `seen`: what it came to before."""
+    """What an honest node that computes in bfloat16 would come to at up to `most` places of completions of these groups, fewer
+    where that is much to read. `model`, in float32, is left as it was. `seen`: what it came to before."""
     claims = _completions(model, groups, most, sampled)
     if not claims:
         return OwnDeviations.none()
@@ -52,26 +55,27 @@ def measure_bfloat16(
 def _completions(model: nn.Module, groups: Sequence[OwnGroup], most: int, sampled: SampledBy) -> list[Claim]:
     """Of these groups, in their order. In rounds, for how long a completion becomes is known when it is there: until then it has
     room for all that it may become."""
-    left, of_prompt, found = most, Counter[tuple[int, ...]](), list[Claim]()
+    left, to_read, of_prompt, found = most, MOST_READ, Counter[tuple[int, ...]](), list[Claim]()
     most_of_prompt = max(MOST_OF_PROMPT, most // max(1, len({group.prompt_ids for group in groups})))
-    waiting = [(group.prompt_ids, seed) for group in groups for seed in group.seeds]
+    waiting = [OwnRow(group.prompt_ids, seed, min(sampled.longest, MOST_OF_PROMPT)) for group in groups for seed in group.seeds]
     while waiting and left > 0:
-        rows, others, room, planned = list[OwnRow](), list[tuple[tuple[int, ...], int]](), Counter(of_prompt), 0
-        for prompt_ids, seed in waiting:
-            length = min(sampled.longest, left - planned, most_of_prompt - room[prompt_ids])
-            if length > 0:
-                rows.append(OwnRow(prompt_ids, seed, length))
-                room[prompt_ids] += length
-                planned += length
+        rows, others, room = list[OwnRow](), list[OwnRow](), Counter(of_prompt)
+        for row in waiting:
+            length = min(row.most, left - sum(of.most for of in rows), most_of_prompt - room[row.prompt_ids])
+            read = sum(len(of.prompt_ids) + of.most for of in rows) + len(row.prompt_ids) + length
+            if length > 0 and (read <= to_read or not (rows or found)):
+                rows.append(row._replace(most=length))
+                room[row.prompt_ids] += length
             else:
-                others.append((prompt_ids, seed))
+                others.append(row)
         if not rows:
             break
-        made = [claim for claim in own_completions(model, rows, sampled) if claim.completion_ids]
+        made = own_completions(model, rows, sampled)
         for claim in made:
             of_prompt[claim.prompt_ids] += len(claim.completion_ids)
-        left -= sum(len(claim.completion_ids) for claim in made)
-        found += made
+            left -= len(claim.completion_ids)
+            to_read -= len(claim.prompt_ids) + len(claim.completion_ids)
+        found += [claim for claim in made if claim.completion_ids]
         waiting = others
     return found
 

@@ -238,10 +238,12 @@ class Audits:
             self._held = self.reads_from = None
 
     async def _check(self, process: AuditorProcess, batch: list[Check]) -> None:
+        cannot = str(self._facts.get("cannot", ""))
+        own = 0 if cannot else self.plan.wants_own(batch)
+        groups = self._own_groups() if own else ()
         try:
             await self._bring(process, {part.version for check in batch for part in check.parts})
-            own = self.plan.wants_own(batch)
-            answer = await process.ask(score_request(batch, own, self._own_groups() if own else ()))
+            answer = await process.ask(score_request(batch, own, groups))
             found = read_deviations(answer, batch)
             if self.plan.own(read_bfloat16(answer, own)):
                 log.info("the auditor has measured what bfloat16 does to this model: nodes of kinds that no trusted node stands "
@@ -254,6 +256,9 @@ class Audits:
             raise
         self._facts = answer | {"found": None, "bfloat16": None}
         self._answers += 1
+        if not cannot and answer.get("cannot"):
+            log.warning("the auditor cannot answer prompts itself (%s): where nobody of their kind is trusted, nodes in bfloat16 "
+                        "are held to the wide bounds that are shipped", answer["cannot"])  # fmt: skip
         for judged in that_count(j for check, of in zip(batch, found, strict=True) for j in self.plan.found(check, of)):
             self._judge(judged)
 

@@ -57,7 +57,8 @@ def _say(line: str) -> None:
 
 
 def _print(result: dict[str, Any]) -> None:
-    print("| run | reward of the final policy, sampled | greedy | sampled in the last tenth of the steps | seconds a step | from 30 s on |")
+    print("| run | reward of the final policy, sampled | greedy | sampled in the last tenth of the steps | seconds a step "
+          "| from 30 s on |")  # fmt: skip
     print("|---|---|---|---|---|---|")
     for case, row in result["cases"].items():
         each = " ".join(f"{x:.2f}" for x in row["final_sampled"])

@@ -11,13 +11,15 @@ import pytest
 import trio
 
 from learner.audit.calibration import Calibration, NodeArithmetic
-from learner.audit.wire import Frames, score_answer
+from learner.audit.claims import OwnGroup
+from learner.audit.wire import Frames, read_own, score_answer
 from learner.audited_run import run_audits
 from learner.client.whole_states import keep_whole
 from learner.config import build_config
 from learner.head.auditor_process import AuditorGone, AuditorRefused
 from learner.head.audits import DEATHS, MOST_LAG, PROVEN_GATHER_S, Audits
 from learner.head.calibration_file import CALIBRATION_FILE
+from learner.head.own_groups import AT_ONCE, OwnGroups
 from learner.head.trust import Trust
 from learner.publish.published import Published
 from learner.rollouts.outcomes import Sampling
@@ -60,12 +62,13 @@ class FakeAuditor:
         if self.world.kill_next:
             self.world.kill_next = False
             raise AuditorGone("it ended with status -9: it said nothing")
+        self.world.own.append(read_own(message) if message["bfloat16"] else None)
         found = []
         for _, _, _, seed, _, parts in message["checks"]:
             n = [stop - first for _, _, first, stop in parts]
             far = 0.4 if seed == 666 else 0.0
             found.append([tuple(np.full(count, value) for value in (far, -0.5, -0.5, 0.0)) for count in n])
-        [answer] = Frames().feed(score_answer(found, cpu_s=4.0, versions=1))
+        [answer] = Frames().feed(score_answer(found, cpu_s=4.0, versions=1, cannot=self.world.cannot))
         return answer
 
     def end(self) -> None:
@@ -79,6 +82,9 @@ class World:
         self.delta_bytes = 1_000
         self.refuses, self.dies, self.kill_next, self.takes_s = "", False, False, 0.01
         self.running = self.followed = self.starts = 0
+        self.own: list[list[OwnGroup] | None] = []
+        """what each request has the auditor answer itself; None: nothing is to be measured"""
+        self.cannot = ""
         self.expelled: list[tuple[str, str]] = []
         self.wall = 1000.0
         nodes = {
@@ -105,7 +111,8 @@ class World:
             epoch=1, run_dir=folder, trust=self.trust, nodes=nodes, publisher=publisher,
             swarm=SimpleNamespace(transfers=self.transfers),
         )  # fmt: skip
-        self.audits = Audits(run, self.start, Calibration(), share=0.02, window=4, false_alarm=1e-4)
+        own = OwnGroups(lambda index: (index, 7), 30, 2)
+        self.audits = Audits(run, self.start, Calibration(), share=0.02, window=4, false_alarm=1e-4, own_groups=own.next)
 
     def keep(self, kind: str, step: int, base: int | None = None) -> None:
         """A manifest that is kept from here on."""
@@ -175,6 +182,25 @@ async def test_the_auditor_starts_when_a_stranger_comes_who_is_proven_by_checks(
         assert len(world.expelled) == 2, "its test is not forgotten"
         nursery.cancel_scope.cancel()
     assert not world.running
+
+
+async def test_the_auditor_answers_prompts_itself_where_a_kind_rests_on_that_until_it_cannot(autojump_clock, caplog) -> None:
+    world = World()
+    for node in world.nodes.values():
+        node.arithmetic = "vllm/bfloat16/cpu"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.audits.run)
+        world.audits.joined()
+        for i in range(4):
+            world.cannot = "NotImplementedError: no cache" if i == 2 else ""
+            world.ends(HONEST, i)
+            await trio.sleep(3)
+        nursery.cancel_scope.cancel()
+    first, second, third, fourth = world.own
+    assert first is not None and second is not None and third is not None and fourth is None
+    assert [group.prompt_ids for group in (*first, *second)] == [(index, 7) for index in range(30, 30 + 2 * AT_ONCE)]
+    assert all(len(group.seeds) == 2 for group in first)
+    assert caplog.text.count("cannot answer prompts itself (NotImplementedError: no cache)") == 1
 
 
 async def test_a_killed_auditor_is_started_again(autojump_clock) -> None:

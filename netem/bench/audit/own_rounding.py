@@ -25,9 +25,9 @@ def own_rounding(world: World) -> Calibration:
     calibration, model, seen = Calibration(), world.checker(), SeenTokens()
     sampled = SampledBy(stop_ids=world.stop, longest=world.most)
     usual = (i for i in count(FROM) if world.name != "tiny" or i % STRANGE_EVERY != 1)
-    while left := calibration.wants_own(OWN_KIND):
+    while calibration.wants_own(OWN_KIND):
         numbers = [next(usual) for _ in range(GROUPS)]
         groups = [OwnGroup(world.prompt(i), tuple(seed_of(i, member) for member in range(MEMBERS))) for i in numbers]
-        own = measure_bfloat16(model, groups, min(OWN_AT_ONCE, left), sampled, seen=seen)
+        own = measure_bfloat16(model, groups, OWN_AT_ONCE, sampled, seen=seen)
         calibration.add(OWN_KIND, *own.found, repeated=own.repeated, prompts=own.prompts, own=True)
     return calibration
