@@ -58,13 +58,14 @@ def _say(line: str) -> None:
 
 def _print(result: dict[str, Any]) -> None:
     print("| run | reward of the final policy, sampled | greedy | sampled in the last tenth of the steps | seconds a step "
-          "| from 30 s on |")  # fmt: skip
-    print("|---|---|---|---|---|---|")
+          "| from 30 s on | cores had then |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|")
     for case, row in result["cases"].items():
         each = " ".join(f"{x:.2f}" for x in row["final_sampled"])
         later = " ".join("-" if s is None else f"{s:.2f}" for s in row["later_step_s"])
+        cores = "; ".join(", ".join(f"{kind} {n:.2f}" for kind, n in of.items()) or "-" for of in row["later_cores"])
         print(f"| {case} | {row['final_sampled_mean']} ({each}) | {row['final_greedy_mean']} | {row['reward_last_mean']} | "
-              f"{row['step_s']:.2f} | {later} |")  # fmt: skip
+              f"{row['step_s']:.2f} | {later} | {cores} |")  # fmt: skip
     if result["cheats"]:
         print("\n| cheat | share of all tokens that were trained on | identities | expelled | tokens until then, median (most) |")
         print("|---|---|---|---|---|")

@@ -3,6 +3,9 @@ what its summary makes of rows."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from learner.config import build_config
 from netem.bench.hostile.bench import CASES, summary
 from netem.bench.hostile.cheats import CHEATS, CONSTANT_LOGPROB
 from netem.bench.hostile.run import HostileRun, settings_of
+from netem.bench.hostile.spent import SpentByKind, cores_taken
 from node.engine.port import StateFile
 from node.engine.settings import TransformersSettings
 from node.engine.transformers import TransformersCore
@@ -94,3 +98,22 @@ def test_to_the_learner_the_cheats_are_strangers(tmp_path: Path) -> None:
     config = build_config(settings_of(run, tmp_path / "run", tmp_path / "model"), "test")
     assert not config.standing.trusted and config.audit.share > 0 and config.trainer.eval_size == 0
     assert config.trainer.steps == 3
+
+
+def test_cores_are_counted_from_the_first_look_to_the_last_within_the_time() -> None:
+    looks = [(9.0, {"honest": 1.0}), (10.0, {"honest": 2.0}), (14.0, {"honest": 5.0, "cheats": 2.0}), (20.0, {"honest": 50.0})]
+    assert cores_taken(looks, 10.0, 19.0) == {"honest": 0.75, "cheats": 0.5}
+    assert cores_taken(looks, 15.0, 21.0) == {}
+
+
+def test_a_process_that_has_ended_stays_counted_with_what_it_started() -> None:
+    spin = "import time\nwhile time.process_time() < 0.3: pass\nprint(1, flush=True); input()"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {spin!r}])"
+    spent = SpentByKind()
+    with subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        spent.look({process.pid: "cheats"})
+        process.communicate(b"\n")
+    spent.look({os.getpid(): "honest"})
+    (_, first), (_, last) = spent.looks
+    assert first["cheats"] >= 0.3 and last["cheats"] == first["cheats"] and last["honest"] > 0

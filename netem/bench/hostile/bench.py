@@ -64,6 +64,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "reward_last": last, "reward_last_mean": str(interval(last)),
             "step_s": fmean(r["train_s"] / max(1, r["steps"] - 1) for r in these),
             "later_step_s": [r.get("later_step_s") for r in these],
+            "later_cores": [r.get("later_cores") or {} for r in these],
             "honest_expelled": sum(r["expelled"].get("honest", 0) for r in these),
         }  # fmt: skip
     return {"cases": cases, "cheats": _cheats([r for r in rows if r["identities"]])}

@@ -20,6 +20,7 @@ from learner.config import build_config, dump_toml
 from learner.status.source import fetch_status
 from learner.status.steps import read_metrics, surviving
 from netem.bench.hostile.cheats import CHEATS
+from netem.bench.hostile.spent import SpentByKind, cores_taken
 from netem.demo.recipes import RECIPES
 from netem.processes.children import POLITE_S, Children, LoggedProcess, run_module, wait_for
 from netem.processes.forked import fork_module, warm_up
@@ -88,6 +89,7 @@ class HostileSwarm:
         self.children = Children(folder / "logs")
         self.cheats = [ComingCheat(name) for name in CHEATS] if run.hostile else []
         self.honest: dict[str, LoggedProcess] = {}
+        self._spent = SpentByKind()
         self._read = 0
         self._taps: list[list[Any]] = []
 
@@ -115,6 +117,10 @@ class HostileSwarm:
             self._come(cheat)
         while learner.poll() is None:
             self._look()
+            if self._spent.due():
+                nodes = {node.pid: "honest" for node in self.honest.values()}
+                cheats = {cheat.process.pid: "cheats" for cheat in self.cheats if cheat.process is not None}
+                self._spent.look({learner.pid: "learner"} | nodes | cheats)
             if time.monotonic() - began > RUN_S:
                 raise ShoalError(f"the run was not over after {RUN_S:.0f} s")
             time.sleep(0.2)
@@ -184,7 +190,7 @@ class HostileSwarm:
                     per_identity[peer] += int(count)
         for peer in {tap[1] for tap in self._taps if tap[0] == "expelled"}:  # what it made before may be found once more
             expelled[self._who(peer)] += 1
-        last = max(1, len(rows) // 10)
+        last, times = max(1, len(rows) // 10), [row["time"] for row in rows]
         checkpoint = self.run_dir / "checkpoints" / f"step_{self.run.steps}"
         child = self.children.start("final", str(self.model), str(checkpoint), str(self.run.seed), module=FINAL)
         child.wait(RUN_S)
@@ -195,8 +201,9 @@ class HostileSwarm:
             "final_sampled": final["sampled"], "final_greedy": final["greedy"],
             "tokens": dict(tokens), "expelled": dict(expelled),
             "identities": {c.name: [per_identity[p] for p in c.peers] for c in self.cheats},
-            "seconds": round(seconds, 1), "train_s": round(rows[-1]["time"] - rows[0]["time"], 1),
-            "later_step_s": _later_step_s([row["time"] for row in rows]), "load": [load, os.getloadavg()[0]],
+            "seconds": round(seconds, 1), "train_s": round(times[-1] - times[0], 1),
+            "later_step_s": _later_step_s(times), "later_cores": cores_taken(self._spent.looks, times[0] + LATER_S, times[-1]),
+            "load": [load, os.getloadavg()[0]],
         }  # fmt: skip
 
 
