@@ -7,7 +7,6 @@ it needs when it runs, for `shoal --help` reads this file.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +24,6 @@ def add_verb(actions: Any, verb: AddVerb) -> None:
     p.add_argument("--seeds", default="0,1,2", metavar="N,N", help="seeds of the runs (default 0,1,2)")
     p.add_argument("--cases", metavar="A,B", help="of hostile third, honest nodes alone, all honest (default: all)")
     p.add_argument("--steps", type=int, default=60, metavar="N", help="steps of each run (default 60)")
-    p.add_argument("--cheats-last", action="store_true",
-                   help="cheats compute when nobody else wants to, as root: they would have processors of their own, and what "
-                        "they cost a run's pace here is mostly this machine's")
     p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE",
                    help="a setting of the learner, such as standing.unproven_share=0.1 (may be given again)")
     p.add_argument("--results", type=Path, default=Path("runs/hostile/results.jsonl"), metavar="FILE",
@@ -48,11 +44,8 @@ def _bench_hostile(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(f"--cases: {odd[0]!r} is none of {', '.join(CASES)}")
     if args.steps < 1 or any("=" not in pair for pair in args.set):
         raise UsageError("--steps must be at least 1, and --set has the form SECTION.KEY=VALUE")
-    if args.cheats_last and os.geteuid() != 0:
-        raise UsageError("--cheats-last sets how this machine shares its processors: run it as root")
     result = bench_hostile(
-        cases, seeds, steps=args.steps, settings=args.set, results=args.results, folder=args.where, say=_say,
-        cheats_last=args.cheats_last,
+        cases, seeds, steps=args.steps, settings=args.set, results=args.results, folder=args.where, say=_say
     )  # fmt: skip
     if not args.json:
         _print(result)

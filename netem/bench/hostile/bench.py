@@ -18,23 +18,20 @@ CASES: Mapping[str, tuple[int, bool]] = {"hostile third": (2, True), "honest nod
 
 def bench_hostile(
     cases: Sequence[str], seeds: Sequence[int], *, steps: int, settings: Sequence[str], results: Path, folder: Path | None,
-    say: Callable[[str], None], cheats_last: bool = False,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:  # fmt: skip
     """Runs that `results` has are not run again. What `shoal bench hostile --json` prints."""
-    asked = ("case", "seed", "steps_asked", "cheats_last")
-    known = {(*(r.get(key, False) for key in asked), tuple(r["settings"])): r for r in read_results(results)}
+    known = {(r["case"], r["seed"], r["steps_asked"], tuple(r["settings"])): r for r in read_results(results)}
     rows = list[dict[str, Any]]()
     for seed in seeds:
         for case in cases:
-            key = (case, seed, steps, cheats_last, tuple(settings))
+            key = (case, seed, steps, tuple(settings))
             if key not in known:
                 honest, hostile = CASES[case]
-                run = HostileRun(honest=honest, hostile=hostile, seed=seed, steps=steps, settings=tuple(settings),
-                                 cheats_last=cheats_last)  # fmt: skip
+                run = HostileRun(honest=honest, hostile=hostile, seed=seed, steps=steps, settings=tuple(settings))
                 with tempfile.TemporaryDirectory(prefix="shoal-hostile-", dir=folder) as name:
                     found = hostile_run(run, Path(name), say)
-                row = {"case": case, "seed": seed, "steps_asked": steps, "cheats_last": cheats_last, "settings": list(settings),
-                       **found}  # fmt: skip
+                row = {"case": case, "seed": seed, "steps_asked": steps, "settings": list(settings), **found}
                 results.parent.mkdir(parents=True, exist_ok=True)
                 with open(results, "a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")

@@ -11,7 +11,6 @@ import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -25,7 +24,6 @@ from netem.bench.hostile.spent import SpentByKind, cores_taken
 from netem.demo.recipes import RECIPES
 from netem.processes.children import POLITE_S, Children, LoggedProcess, run_module, wait_for
 from netem.processes.forked import fork_module, warm_up
-from netem.processes.priority import LAST, behind_all_others
 from p2p.errors import ShoalError, UsageError
 from p2p.identity import Identity
 
@@ -60,8 +58,6 @@ class HostileRun:
     steps: int
     settings: tuple[str, ...] = ()
     """further settings of the learner, SECTION.KEY=VALUE"""
-    cheats_last: bool = False
-    """cheats compute when nobody else wants to: their processors would be their own. Needs root"""
 
 
 @dataclass
@@ -146,9 +142,8 @@ class HostileSwarm:
         cheat.folder, cheat.again_at = self.folder / name, 0.0
         cheat.folder.mkdir()
         cheat.peers.append(Identity.load_or_create(cheat.folder / "node.key").peer_id)
-        seed, niceness = self.run.seed * 1000 + len(cheat.peers), LAST if self.run.cheats_last else 0
-        rogue = (cheat.name, str(seed), str(niceness))
-        cheat.process = self._start(name, SHARE // len(CHEATS), ROGUE, *rogue)
+        seed = str(self.run.seed * 1000 + len(cheat.peers))
+        cheat.process = self._start(name, SHARE // len(CHEATS), ROGUE, cheat.name, seed)
 
     def _status(self) -> dict[str, Any] | None:
         try:
@@ -220,5 +215,5 @@ def _later_step_s(times: Sequence[float]) -> float | None:
 
 def hostile_run(run: HostileRun, folder: Path, say: Callable[[str], None]) -> Mapping[str, Any]:
     """Its result. The folder is left as it is."""
-    with behind_all_others() if run.cheats_last else nullcontext(), HostileSwarm(run, folder, say) as running:
+    with HostileSwarm(run, folder, say) as running:
         return running.go()

@@ -20,6 +20,7 @@ from typing import Any
 
 from learner.client.client import LearnerClient
 from learner.config import build_config, dump_toml
+from netem.bench.wan.priority import behind_all_others, give_way
 from netem.bench.wan.stages import Queueing, stage_seconds, table
 from netem.bench.wan.updates import Updates, smollm2_135m
 from netem.emulation.backends import AUTO
@@ -27,7 +28,6 @@ from netem.emulation.underlay import Underlay, underlay
 from netem.networks.bound import profile_bound
 from netem.networks.profile import LEARNER, build_profile
 from netem.processes.children import Children, start_module
-from netem.processes.priority import behind_all_others, give_way
 from p2p.errors import ShoalError, UsageError
 from p2p.stages import Reached, read_stages
 from p2p.version import Version
