@@ -10,7 +10,6 @@ models or how a node is expelled.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,39 +25,32 @@ from learner.audit.deviations import Deviations, OwnDeviations
 from learner.audit.judged import Judged
 from learner.audit.long_ones import LongCompletions
 from learner.audit.looks import GROWN, GROWN_ON_ALERT, LookKey, Looks
+from learner.audit.node_tests import MOST_TESTED, NodeTests
 from learner.audit.parts import MadePart, most_of, parts_of, tokens_of
 from learner.audit.repeats import SeenByNode
-from learner.audit.sequential import FALSE_ALARM, NOTABLE, NodeTest, Verdict
+from learner.audit.sequential import FALSE_ALARM, NodeTest, Verdict
 from learner.audit.versions import ChosenVersions
 from learner.audit.waiting import WaitingLines
+from learner.rollouts.group import RunningGroup, so_far
+from learner.rollouts.probes import Probe
 from learner.standing.standing import Standing
 from learner.trajectory import Group, Trajectory
 from p2p.forgetting import forget_oldest, renewed
 from p2p.version import Version
-
-MAX_KINDS = 4
-"""Kinds of arithmetic that one node may have in a run, each with a test of its own: a node comes back with another engine or
-device. Its further kinds are judged as the last one."""
-
-MOST_TESTED = 2_000
-"""Nodes, gone ones among them, of which tests are kept: each is dozens of small arrays. Of more, those are forgotten that are
-gone and were tested longest ago; one that comes back then is tested from the beginning."""
-
 
 MAY_BE_GROSS = 1e-3
 """Bound on the mean of `grossness` from which on nothing follows from a single token of a node of such a kind: of the 4,096
 tokens that are looked at then, some more may be so. The bound is that of a prompt as loud as they may be, and of 4.5 million
 simulated tokens of prompts at 6 x 10^-5 to 10^-3 none was so (bench/audit.md); the bench's kinds have 2 to 6 x 10^-5."""
 
-LATELY = 256
-"""Tokens after which a node's second test begins anew. What the first one's bets lost on its honest tokens has to be won back
-before it is called wrong; this one says soon that something changed, and all of its tokens are looked at."""
-
-
 DRAWN_AGAIN = 16
 """Versions in which a prompt that comes again is the same one to a node's test: prompts of groups that are made again are drawn
 again soon, and a cheat in a group must not have the others answer one that is loud until they are called wrong. Where a task has
 few prompts each says something anew after so many."""
+
+LOOK_TOKENS = 16_384
+"""Tokens of completions under way that one look at what the trainer waits for takes at the most, and one completion more: it
+looks four times a second, and a thousand nodes hold four thousand sequences."""
 
 OWN_KIND = NodeArithmetic("transformers", "bfloat16", "cpu")
 """What an auditor on a processor can compute itself."""
@@ -97,11 +89,6 @@ class Check:
         return len(self.prompt_ids) + max(part.stop for part in self.parts)
 
 
-def kind_test(calibration: Calibration, kind: NodeArithmetic, false_alarm: float, before: int = 0) -> NodeTest:
-    """A node's test of one kind, where it has tests of so many kinds already: together they have the chance of one."""
-    return NodeTest(calibration.honest(kind), false_alarm / 2.0 ** min(before + 1, MAX_KINDS - 1))
-
-
 @dataclass
 class AuditPlan:
     """`kind_of(peer)`: what a node says of itself; None when it says nothing now. `calibrates()`: whether trusted nodes are
@@ -123,9 +110,7 @@ class AuditPlan:
     are of no one version), "own" (the auditor made them, to measure); and "caught" nodes"""
     versions: ChosenVersions = field(init=False, repr=False)
     _waiting: WaitingLines[Check] = field(init=False, repr=False)
-    _tests: dict[str, dict[NodeArithmetic, NodeTest]] = field(default_factory=dict, init=False, repr=False)
-    _lately: dict[str, NodeTest] = field(default_factory=dict, init=False, repr=False)
-    """by node, of its last tokens alone: nobody is called wrong by it"""
+    _tests: NodeTests = field(init=False, repr=False)
     _long: LongCompletions = field(init=False, repr=False)
     _seen: SeenByNode = field(init=False, repr=False)
     _looks: Looks = field(default_factory=Looks, init=False, repr=False)
@@ -136,6 +121,7 @@ class AuditPlan:
         self._waiting = WaitingLines(self._drop)
         self.versions = ChosenVersions(self.secret)
         self._seen = SeenByNode(self.secret, MOST_TESTED, self._is_here)
+        self._tests = NodeTests(self.calibration, self.false_alarm, self._is_here, anew=self._seen.forget)
         self._long = LongCompletions(lambda: self.standing.rules.audit_share, self._is_here)
 
     # ---- what is checked
@@ -154,6 +140,16 @@ class AuditPlan:
             whole = len(known) + len(longs) == len(left) and len({part.node for part in made}) == 1
             self._check(key, trajectory, sorted(known + longs), soon=bool(longs), whole=whole)
         self._looks.ended(group.group_id)
+
+    def waited_for(self, groups: Iterable[RunningGroup], soon: int) -> None:
+        """The trainer waits for these: `running` is told of those that are looked at. On alert no more than `soon` tokens wait:
+        what cannot be read soon would only keep waiting what comes after."""
+        room = LOOK_TOKENS if not self.on_alert() else min(LOOK_TOKENS, soon - self.first_tokens)
+        for group in groups:
+            for member in group.members:
+                length, makers = len(member.completion.ids), (maker.node for maker in member.makers)
+                if member.node and room > 0 and self.looks_at(group.group_id, member.seed, length, makers):
+                    room -= self.running(group.group_id, so_far(group, member))
 
     def looks_at(self, group_id: int, seed: int, length: int, makers: Iterable[str]) -> bool:
         """Whether `running` is to be told of a completion that goes on and is waited for, of which enough was made since the
@@ -179,6 +175,21 @@ class AuditPlan:
         self._looks.looked(key, ids, parts)  # before: it may be dropped at once
         self._check(key, trajectory, parts, soon=True, first=True)
         return tokens if parts else 0
+
+    def probe(self, probe: Probe) -> bool:
+        """There is more of a probe, or it is over: all of it is checked, as far as `looks_at` says so, and when it has ended.
+        Whether anything waits from here on."""
+        key, due = LookKey(-probe.number, probe.request.seed), probe.ended
+        if due or self.looks_at(*key, probe.tokens, (probe.node,)):
+            made = probe.so_far()
+            left = self._looks.behind(key, made.completion_ids, list(parts_of(made)))
+            parts = [part for part in left if self.standing.audit_share(part.node) > 0 and self._has_state(made, part)]
+            self._looks.looked(key, made.completion_ids, parts)
+            self._check(key, made, parts, soon=True, whole=probe.ended and len(parts) == len(left))
+            due = bool(parts)
+        if probe.over:
+            self._looks.ended(key.group_id)
+        return due
 
     def remade(self, node: str) -> None:
         """What this node makes under way is made again."""
@@ -248,14 +259,15 @@ class AuditPlan:
         it proves wrong are told again each time, until the operator forgives them or their kind's bounds change."""
         said: dict[str, tuple[int, Verdict]] = {}
         for node in {part.node for part in check.parts}:  # here: between two parts a verdict is not told yet
-            self._forget_where_forgiven(node)
+            if not self.standing.of(node).expelled:
+                self._tests.not_expelled(node)
         for part, kind, deviations in zip(check.parts, check.kinds, found, strict=True):
             if deviations is None:
                 self.counts["unknown"] += part.stop - part.first
                 continue
             tokens = len(deviations.distance)
             trusted, places = self.standing.trusts(part.node), places_of(part.first, part.stop, check.given)
-            test = None if trusted else self._test(part.node, kind)  # before: where it begins anew, nothing was seen
+            test = None if trusted else self._tests.test(part.node, kind)  # before: where it begins anew, nothing was seen
             seen = self._seen.of(str(kind) if trusted else part.node)  # a kind is measured on all of its trusted nodes
             again = seen.again(check.prompt_ids, check.completion_ids, places, deviations.claimed, deviations.recomputed)
             if test is None:
@@ -268,7 +280,7 @@ class AuditPlan:
             prompt = prompt_number((*check.prompt_ids, -1 - part.version.step // DRAWN_AGAIN))
             verdict = test.look(*deviations, again=again, prompts=np.full(tokens, float(prompt)))
             verdict = replace(
-                verdict, notable=verdict.notable or self._notable(part.node, test, deviations, again),
+                verdict, notable=verdict.notable or self._tests.notable(part.node, test, deviations, again),
                 gross=int((grossness(deviations.distance, deviations.shift) >= 1.0).sum()) * (test.honest.gross < MAY_BE_GROSS),
             )  # fmt: skip
             self.counts["caught"] += bool(test.caught_at and not was)
@@ -299,7 +311,7 @@ class AuditPlan:
 
     def tests(self, node: str) -> list[NodeTest]:
         """Its tests, one for each kind of arithmetic that it had."""
-        return list(self._tests.get(node, {}).values())
+        return self._tests.of(node)
 
     # ---- inside
 
@@ -352,42 +364,6 @@ class AuditPlan:
     def _drop(self, check: Check) -> None:
         self.counts["dropped"] += tokens_of(check.parts)
         self._looks.not_checked(LookKey(check.group_id, check.seed), check.parts)
-
-    def _notable(self, node: str, test: NodeTest, deviations: Deviations, again: np.ndarray) -> bool:
-        """Whether its last tokens say something against it, whatever those before said for it, and be they of one prompt."""
-        lately = self._lately.get(node)
-        if lately is None or lately.tokens >= LATELY or lately.honest != test.honest:
-            lately = self._lately[node] = NodeTest(test.honest, test.false_alarm)
-        lately.look(*deviations, again=again)
-        found = lately.most_evidence >= -NOTABLE * math.log(lately.false_alarm)
-        if found:
-            del self._lately[node]  # told once
-        return found
-
-    def _forget_where_forgiven(self, node: str) -> None:
-        tests = self._tests.get(node, {})
-        if any(test.caught_at for test in tests.values()) and not self.standing.of(node).expelled:
-            tests.clear()
-            self._lately.pop(node, None)
-            self._seen.forget(node)
-
-    def _test(self, node: str, kind: NodeArithmetic) -> NodeTest:
-        """Its test of this kind. All of a node's tests together have the chance of a false alarm that one may have."""
-        tests = self._tests.setdefault(node, {})
-        renewed(self._tests, node)
-        for gone in forget_oldest(self._tests, MOST_TESTED, lambda one: one == node or self._is_here(one)):
-            self._lately.pop(gone, None)
-        if kind not in tests and len(tests) >= MAX_KINDS:
-            kind = list(tests)[-1]
-        test, honest = tests.get(kind), self.calibration.honest(kind)
-        if test is None or (test.caught_at and test.honest != honest):  # it was proven wrong by bounds that are none
-            before = len(tests) if test is None else list(tests).index(kind)
-            if test is not None:
-                self._seen.forget(node)
-            test = tests[kind] = kind_test(self.calibration, kind, self.false_alarm, before)
-        test.honest = honest
-        return test
-
 
 UNTOLD = ToldKind(NodeArithmetic("unknown", "unknown", "unknown"))
 """A node that never said how it computes."""

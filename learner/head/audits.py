@@ -30,7 +30,8 @@ from learner.head.node_state import NodeState
 from learner.head.trust import Trust
 from learner.publish.published import Published
 from learner.publish.publisher import Publisher
-from learner.rollouts.group import RunningGroup, so_far
+from learner.rollouts.group import RunningGroup
+from learner.rollouts.probes import Probe
 from learner.trajectory import Group
 from p2p.protocol.versions import Catalog, CatalogEntry
 from p2p.swarm import Swarm
@@ -55,10 +56,6 @@ HURRY_GATHER_S, HURRY_S = 0.1, 60.0
 PROVEN_GATHER_S = 10.0
 """The same where only proven nodes' completions wait. It ends sooner when no more can come under the oldest version that is
 waited for, or when as many tokens wait as are asked for at once."""
-
-LOOK_TOKENS = 16_384
-"""Tokens of completions under way that one look at what the trainer waits for takes at the most, and one completion more: it
-looks four times a second, and a thousand nodes hold four thousand sequences."""
 
 MOST_LAG = 32
 """Versions that the auditor's state may be behind while nothing is to be checked: half of what a node may. Beyond it the chunks
@@ -131,15 +128,19 @@ class Audits:
 
     def waited_for(self, groups: Iterable[RunningGroup]) -> None:
         """The trainer waits for these: some of them are checked as far as they were made (`AuditPlan.looks_at`)."""
-        room = LOOK_TOKENS
-        if self.plan.on_alert():  # what it cannot read soon would only keep waiting what comes after
-            room = min(room, 2 * BATCH_TOKENS - self.plan.first_tokens)
-        for group in () if self.over else groups:
-            for member in group.members:
-                length, makers = len(member.completion.ids), (maker.node for maker in member.makers)
-                if member.node and room > 0 and self.plan.looks_at(group.group_id, member.seed, length, makers):
-                    room -= self.plan.running(group.group_id, so_far(group, member))
-        if self.plan.waiting:
+        if not self.over:
+            self.plan.waited_for(groups, 2 * BATCH_TOKENS)
+            if self.plan.waiting:
+                self._work.set()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the auditor would soon come to what is given to it now."""
+        return self._process is not None and self.plan.waiting_tokens < BATCH_TOKENS
+
+    def probe(self, probe: Probe) -> None:
+        """There is more of a probe, or it is over."""
+        if not self.over and self.plan.probe(probe):
             self._work.set()
 
     def sealed(self, published: Published) -> bool:

@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from learner.head.latest import MAX_GONE, MAX_REPORTS, MAX_ROWS, KeptTally, Late
 from learner.head.local_engine import LocalEngine
 from learner.head.node_state import NodeState
 from learner.head.pool_keeper import PoolKeeper
+from learner.head.probing import Probing
 from learner.head.provider import Provider
 from learner.head.sample_file import SampleFile
 from learner.head.status_checks import check_status
@@ -43,7 +43,6 @@ from learner.publish.leftovers import clear_leftovers
 from learner.publish.publisher import Publisher
 from learner.requests.swarm_requests import SwarmRequests
 from learner.rollouts.controller import Rollouts
-from learner.rollouts.taking_back import take_back
 from p2p.channel.port import Network
 from p2p.complaints import MAX_LINE, complain, remark
 from p2p.errors import Refusal
@@ -71,19 +70,10 @@ class Head(SwarmOwner):
     may come. `now` counts seconds, `wall` reads the Unix time."""
 
     def __init__(
-        self,
-        *,
-        config: LearnerConfig,
-        run: str,
-        run_dir: Path,
-        identity: Identity,
-        network: Network,
-        journal: Journal,
-        open_rollouts: Callable[[Head], Rollouts],
-        door: HeadDoor | None = None,
-        now: Callable[[], float] = trio.current_time,
+        self, *, config: LearnerConfig, run: str, run_dir: Path, identity: Identity, network: Network, journal: Journal,
+        open_rollouts: Callable[[Head], Rollouts], door: HeadDoor | None = None, now: Callable[[], float] = trio.current_time,
         wall: Callable[[], float] = time.time,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.config, self.run_id, self.run_dir, self.identity = config, run, run_dir, identity
         self.journal, self.now, self.wall = journal, now, wall
         self.epoch = journal.new_epoch()
@@ -117,14 +107,17 @@ class Head(SwarmOwner):
         self._fault: sqlite3.Error | None = None
         self._faulted = trio.Event()
         self.rollouts = open_rollouts(self)
-        self.trust.take_back = partial(take_back, self.rollouts)
         self.rollouts.rescue.took_from = self.trust.back_offs.more
-        self.requests = self.rollouts.beside = SwarmRequests(
+        self.requests = SwarmRequests(
             config.requests, self.rollouts.collector.vocab_size, epoch=self.epoch, send=self.send, nodes=self._request_views,
             training_wants=lambda: not self.rollouts.held_back, report=self.report,
             beside=self.rollouts.settings.groups_per_step > 0, now=now,
         )  # fmt: skip
         self.requests.book.credible = self.trust.credible
+        self.probing = self.rollouts.beside = Probing(
+            self.requests, self.rollouts, self.trust, nodes=self.node_views, send=self.send, now=now
+        )
+        self.trust.take_back = self.probing.take_back
         self.evaluations = HeadEvaluations(self, ())
         self.samples = SampleFile(
             run_dir, config.status.samples_per_step, config.seed, tokenizer=self.rollouts.tokenizer, name_of=journal.node_name,
@@ -133,7 +126,8 @@ class Head(SwarmOwner):
 
     def audit(self, audits: Audits) -> None:
         """Have what nodes generate checked. Call it before `run`."""
-        self.audits, self.rollouts.buffers.on_whole, self.rollouts.rescue.waits_for = audits, audits.whole, audits.waited_for
+        self.audits = self.probing.checks = audits
+        self.rollouts.buffers.on_whole, self.rollouts.rescue.waits_for = audits.whole, audits.waited_for
 
     def evaluate(self, those: Iterable[Evaluation]) -> None:
         """Make these evaluations beside training. Call it before `run`."""

@@ -21,7 +21,7 @@ from learner.standing.port import NodeConduct
 from learner.standing.rests import Rest, Rests
 from learner.standing.shares import MadeOfLate, NodeHolding, limits
 from learner.standing.standing import Standing, StandingRules
-from learner.standing.wave import WAVE_S, WaveWatch
+from learner.standing.wave import ALERT_COMPLETIONS, WAVE_COMPLETIONS, WAVE_S, WaveWatch
 from learner.trajectory import Group, Maker
 from p2p.complaints import complain
 from p2p.forgetting import forget_oldest, renewed
@@ -99,7 +99,7 @@ class Trust(NodeConduct, PeerConduct):
         self.doubt(peer, why)
         if self.standing.barred_s(peer, self._wall()):
             return
-        self.standing.question([peer], math.inf)
+        self.standing.question([peer], math.inf, ALERT_COMPLETIONS if self.on_alert() else WAVE_COMPLETIONS)
         self._has_rest(peer, self._rests.begin(peer, self.standing.doubted_s(peer, self._wall()), now), now)
 
     def held_up(self, peer: str, now: float) -> None:
@@ -246,7 +246,8 @@ class Trust(NodeConduct, PeerConduct):
         return frozenset(filter(self.standing.proven, self._nodes))
 
     def limits(self, load: Callable[[str], int], able: Callable[[NodeState], bool], slow: Container[str] = ()) -> dict[str, int]:
-        """Most sequences of each node that may not hold as many as it can. `slow` ones give way to quicker ones."""
+        """Most sequences of each node that may not hold as many as it can. `slow` ones give way to quicker ones. On alert who was
+        found wrong holds none while another's word counts: it has probes to show what it makes."""
         held = [NodeHolding(p, node.capacity, load(p), able(node), p in slow) for p, node in self._nodes.items()]
         now, proven = self._wall(), [node.peer for node in held if node.able and self.standing.proven(node.peer)]
         self._credible_here = not all(self.standing.doubted(peer, now) for peer in proven)
@@ -259,7 +260,9 @@ class Trust(NodeConduct, PeerConduct):
         if with_unproven > self._with_unproven:  # it is asked oftener than anything is given
             self._spare_at = now + SPARE_S
         self._with_unproven = with_unproven
-        return limits(self.standing, held, self._made, int(now >= self._spare_at), now)
+        found = limits(self.standing, held, self._made, int(now >= self._spare_at), now)
+        wrong = filter(self.standing.found_wrong, self._nodes) if self.on_alert() and self._credible_here else ()
+        return found | dict.fromkeys(wrong, 0)
 
     def describe(self, peer: str) -> dict[str, Any]:
         """Its part of a node's row: its standing in a word, and what it may hold."""

@@ -18,7 +18,7 @@ from learner.requests.placing import RequestPlaces, count_places, place, served
 from learner.requests.port import Ask, Made, RequestClass, Requests
 from learner.requests.sequence import LETTERS, RequestSequence
 from learner.requests.settings import RequestsSection
-from learner.rollouts.beside import BesideTraining, Footprint, Taken
+from learner.rollouts.beside import BesideTraining, Footprint, GivenOut, Taken
 from learner.rollouts.outcomes import Cancel
 from p2p.errors import Refusal
 from p2p.protocol.generation import Abort, Assign, GenerateRequest, Interrupt, Rejected
@@ -134,7 +134,10 @@ class SwarmRequests(Requests, BesideTraining):
 
     # ---- work in
 
-    def owns(self, request_id: str) -> bool:
+    def given(self, out: GivenOut) -> None:
+        pass
+
+    def owns(self, peer: str, request_id: str) -> bool:
         """By its first letter."""
         return request_id[1:2] == "." and request_id[0] in LETTERS
 

@@ -6,9 +6,12 @@ from typing import NamedTuple, Protocol
 
 from learner.rollouts.outcomes import Cancel
 from p2p.errors import Refusal
-from p2p.protocol.generation import Rejected
+from p2p.protocol.generation import GenerateRequest, Rejected
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
+
+GivenOut = dict[str, list[GenerateRequest]]
+"""Node -> what it is asked for."""
 
 
 class Footprint(NamedTuple):
@@ -42,8 +45,11 @@ NOTHING = Footprint()
 class BesideTraining(Protocol):
     """Sequences of other classes, at the same nodes."""
 
-    def owns(self, request_id: str) -> bool:
-        """Whether a request of this name is none of training's."""
+    def given(self, out: GivenOut) -> None:
+        """Training gives nodes these now. What is to go out with them is added."""
+
+    def owns(self, peer: str, request_id: str) -> bool:
+        """Whether a request of this name at `peer` is none of training's."""
 
     def published(self, version: Version) -> None:
         """Tokens of this version may come from now on."""
@@ -76,7 +82,10 @@ class BesideTraining(Protocol):
 class NothingBeside(BesideTraining):
     """Training alone."""
 
-    def owns(self, request_id: str) -> bool:
+    def given(self, out: GivenOut) -> None:
+        pass
+
+    def owns(self, peer: str, request_id: str) -> bool:
         return False
 
     def published(self, version: Version) -> None:

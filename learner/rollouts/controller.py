@@ -199,6 +199,7 @@ class Rollouts:
             opened = sum(self._open_group(opening.version) for opening in plan.open for _ in range(opening.groups))
             if not opened:
                 break
+        self.beside.given(out)
         for peer, requests in out.items():
             self.idle_runs.allowed(peer, self.load(peer))
             for i in range(0, len(requests), FEW):  # with prompts of some thousand tokens that stays far below a frame
@@ -313,7 +314,7 @@ class Rollouts:
             if taken := self.collector.extend(peer, run):
                 accepted += taken
                 continue
-            if self.beside.owns(run.request_id):
+            if self.beside.owns(peer, run.request_id):
                 said = self.beside.on_tokens(peer, run)
                 accepted += said.tokens
                 ended = ended or bool(run.finish)
@@ -367,7 +368,7 @@ class Rollouts:
 
     def on_rejected(self, peer: str, message: Rejected) -> None:
         """`peer` did not take a request, or gave it back."""
-        if self.beside.owns(message.request_id):
+        if self.beside.owns(peer, message.request_id):
             self.beside.on_rejected(peer, message)
             return
         avoid = message.cause not in (BEHIND, UPDATING, RESTING)

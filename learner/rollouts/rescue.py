@@ -347,7 +347,7 @@ class Rescue:
         """Whatever the node says: these go elsewhere, and with `avoid` do not come back to it for AVOID_S while another may have
         them."""
         for request_id in stall.request_ids:
-            if self._beside().owns(request_id):
+            if self._beside().owns(stall.node, request_id):
                 self._beside().take(stall.node, request_id, stall.reason)
             else:
                 self._collector.declined(stall.node, request_id, stall.reason, retryable=True, avoid=avoid)

@@ -164,13 +164,13 @@ class Standing:
             else:
                 del self._in_question[peer]
 
-    def question(self, peers: Iterable[str], until: float) -> None:
-        """They may have turned together with others: all of theirs is checked until WAVE_COMPLETIONS were sound, or RECHECK
+    def question(self, peers: Iterable[str], until: float, completions: int = WAVE_COMPLETIONS) -> None:
+        """They may have turned together with others: all of theirs is checked until so many completions were sound, or RECHECK
         tokens of whatever they had a part in, and they are on trial as long, at most until this time. inf: found wrong itself."""
         if self.rules.checks:
             for peer in peers:
                 if not self.trusts(peer) and (until == math.inf or not self.found_wrong(peer)):
-                    self._in_question[peer] = _Question(until, WAVE_COMPLETIONS, RECHECK)
+                    self._in_question[peer] = _Question(until, completions, RECHECK)
                     renewed(self._in_question, peer)
             forget_oldest(self._in_question, MOST_RECORDS)
 

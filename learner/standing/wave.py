@@ -3,7 +3,8 @@
 Each of sixty that turn together holds a step up once before it is found, so the run is slow for as long as there are some left
 that were not looked at. Where a few were found, the others are put in question too: all of theirs is checked until some of it was
 sound, and their word does not count until then. Who is honest has shown it within seconds. Who is wrong only now and then passes
-that. So from a wave on the head is on alert: what the trainer waits for is checked while it is made. Must not know what was
+that. So from a wave on the head is on alert: what the trainer waits for is checked while it is made, nodes are given copies of
+sequences that nobody waits for, and who was found wrong nothing but these until enough of them was sound. Must not know what was
 found, or what a record is.
 """
 
@@ -18,6 +19,9 @@ WAVE_LEAST, WAVE_SHARE = 3, 0.05
 
 WAVE_COMPLETIONS = 2
 """Completions of its own making, each from its first token to its last, that a node in question must show to be sound."""
+
+ALERT_COMPLETIONS = 16
+"""The same of one that was found wrong itself, on alert: who cheats in one of ten shows so many in one case of six."""
 
 ALERT_S = 600.0
 """Seconds for which an alert lasts from the wave on, and anew from each proven node that is found meanwhile."""

@@ -15,7 +15,7 @@ import trio
 
 from learner.audit.calibration import Calibration
 from learner.audit.deviations import Deviations
-from learner.audit.plan import LATELY
+from learner.audit.node_tests import LATELY
 from learner.audit.wire import Frames, score_answer
 from learner.head.audits import Audits
 from learner.standing.standing import RECHECK

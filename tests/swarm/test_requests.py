@@ -86,7 +86,7 @@ async def step(bench: Bench) -> None:
 
 def by_hand(bench: Bench, node: Node) -> list[GenerateRequest]:
     """Requests beside training that a node was given."""
-    return [r for r in node.requests if bench.head.requests.owns(r.request_id)]
+    return [r for r in node.requests if bench.head.requests.owns("", r.request_id)]
 
 
 async def test_training_keeps_its_share_and_a_thousand_wait(tmp_path, autojump_clock) -> None:

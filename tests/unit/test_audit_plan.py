@@ -23,7 +23,8 @@ from learner.audit.calibration import (
 )
 from learner.audit.deviations import Deviations
 from learner.audit.measuring import PROMPT_MARGIN
-from learner.audit.plan import LATELY, MAX_KINDS, AuditPlan, Check, MadePart, ToldKind, parts_of
+from learner.audit.node_tests import LATELY, MAX_KINDS
+from learner.audit.plan import AuditPlan, Check, MadePart, ToldKind, parts_of
 from learner.audit.sequential import Verdict
 from learner.audit.waiting import WaitingLines
 from learner.standing.standing import Standing, StandingRules

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from learner.audit.calibration import Calibration, NodeArithmetic
-from learner.audit.plan import MOST_TESTED, AuditPlan, ToldKind
+from learner.audit.node_tests import MOST_TESTED
+from learner.audit.plan import AuditPlan, ToldKind
 from learner.economy.bill import Bill
 from learner.economy.candidates import Rules
 from learner.economy.exploration import Exploration, Trial
@@ -67,11 +68,11 @@ def test_tests_of_nodes_that_are_gone() -> None:
         plan.whole(group(1, trajectory(node)))
         (check,) = plan.next(1000)
         plan.found(check, [None])
-        plan._test(node, check.kinds[0])  # as `found` does with what scoring gave
+        plan._tests.test(node, check.kinds[0])  # as `found` does with what scoring gave
         if node != "here":
             del here[node]
     assert plan.tests("here") and plan.tests(f"n{2 * MOST_TESTED - 1}") and not plan.tests("n0")
-    kept = (plan._tests, plan._kinds, plan._lately)  # what is kept has no other face
+    kept = (plan._tests, plan._kinds)  # what is kept has no other face
     assert all(len(of) <= MOST_TESTED for of in kept), [len(of) for of in kept]
 
 

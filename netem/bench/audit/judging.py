@@ -15,7 +15,7 @@ from learner.audit.bets import HonestMeans
 from learner.audit.calibration import Calibration, NodeArithmetic, widest
 from learner.audit.kinds import KindsTest
 from learner.audit.measuring import measure
-from learner.audit.plan import kind_test
+from learner.audit.node_tests import kind_test
 from learner.audit.sequential import FALSE_ALARM, NodeTest
 from netem.bench.audit.store import Column
 

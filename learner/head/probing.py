@@ -1,0 +1,131 @@
+"""Probes as a part of a run: beside training's and others' sequences, at proven nodes with free places, while there is an alert.
+
+A thin shell around `ProbeBook`. Must not know what a check is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from learner.dispatch.node_table import NodeView
+from learner.head.trust import Trust
+from learner.rollouts.beside import BesideTraining, Footprint, GivenOut, Taken
+from learner.rollouts.controller import Rollouts
+from learner.rollouts.probes import FreeNode, Probe, ProbeBook
+from learner.rollouts.taking_back import TakenBack, take_back
+from p2p.protocol.generation import Abort, GenerateRequest, Rejected
+from p2p.protocol.rollout import TokenEvent
+from p2p.version import Version
+
+
+class ProbeChecks(Protocol):
+    """Whoever checks probes."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be begun now."""
+
+    def probe(self, probe: Probe) -> None:
+        """There is more of a probe, or it is over."""
+
+
+class Probing(BesideTraining):
+    """Beside `others`, which nodes hold too. `nodes()`: views of them."""
+
+    def __init__(
+        self, others: BesideTraining, rollouts: Rollouts, trust: Trust, *, nodes: Callable[[], Sequence[NodeView]],
+        send: Callable[[str, object], None], now: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self._others, self._rollouts, self._trust = others, rollouts, trust
+        self._nodes, self._send, self._now = nodes, send, now
+        self._published: set[Version] = set()
+        self.book = ProbeBook(rollouts.collector.vocab_size, rollouts.settings.sampling.stop, self._published)
+        self.checks: ProbeChecks | None = None
+        """without it there are none"""
+
+    # ---- work out
+
+    def given(self, out: GivenOut) -> None:
+        now = self._now()
+        self._stop(self.book.expire(now))
+        if not self._trust.on_alert():
+            self.book.rest()
+            return
+        if not out or self.checks is None or not self.checks.has_room:
+            return
+        given = [(peer, request.generate()) for peer, requests in out.items() for request in requests]
+        standing = self._trust.standing
+        free = [
+            FreeNode(n.peer, n.version, standing.may_hold(n.peer, n.capacity) - n.load, n.load) for n in self._nodes()
+            if n.live and not n.draining and standing.proven(n.peer) and not standing.trusts(n.peer)
+        ]  # fmt: skip
+        for peer, request in self.book.give(given, free, now):
+            out[peer] = sorted([*out.get(peer, ()), GenerateRequest.of(request)], key=lambda r: r.request_id)
+
+    def published(self, version: Version) -> None:
+        self._published.add(version)
+        self._others.published(version)
+
+    # ---- work in
+
+    def owns(self, peer: str, request_id: str) -> bool:
+        return self.book.owns(peer, request_id) or self._others.owns(peer, request_id)
+
+    def on_tokens(self, peer: str, run: TokenEvent) -> Taken:
+        if not self.book.owns(peer, run.request_id):
+            return self._others.on_tokens(peer, run)
+        heard = self.book.tokens(peer, run, self._now())
+        for node, request_id in heard.taken.cancel:
+            self._send(node, Abort((request_id,)))
+        if heard.probe is not None:
+            self._look(heard.probe)
+        return heard.taken
+
+    def on_rejected(self, peer: str, message: Rejected) -> None:
+        if not self.book.owns(peer, message.request_id):
+            self._others.on_rejected(peer, message)
+        elif (probe := self.book.working(peer).get(message.request_id)) is not None:
+            self.book.drop(probe)
+            self._look(probe)
+
+    def take(self, peer: str, request_id: str, reason: str) -> None:
+        if not self.book.owns(peer, request_id):
+            self._others.take(peer, request_id, reason)
+
+    def on_node_lost(self, peer: str) -> int:
+        for probe in self.book.lost(peer):
+            self._look(probe)
+        return self._others.on_node_lost(peer)
+
+    def take_back(self, peer: str) -> TakenBack:
+        """What `peer` made is not believed: see `take_back`. Its probe is over."""
+        self._stop(self.book.lost(peer))
+        self.book.anew(peer)
+        return take_back(self._rollouts, peer)
+
+    def _stop(self, probes: Sequence[Probe]) -> None:
+        for probe in probes:
+            self._send(probe.node, Abort((probe.request.request_id,)))
+            self._look(probe)
+
+    def _look(self, probe: Probe) -> None:
+        if self.checks is not None:
+            self.checks.probe(probe)
+
+    # ---- what nodes hold
+
+    def load(self, peer: str) -> int:
+        return self._others.load(peer) + len(self.book.working(peer))
+
+    def working(self, peer: str) -> list[str]:
+        return [*self._others.working(peer), *self.book.working(peer)]
+
+    def footprint(self, peer: str) -> Footprint:
+        others, probes = self._others.footprint(peer), self.book.working(peer).values()
+        context = sum(len(probe.request.prompt_ids) + probe.tokens for probe in probes)
+        return Footprint(others.context + context, others.growth + sum(probe.tokens for probe in probes))
+
+    def progress(self) -> dict[str, dict[str, int]]:
+        """Without probes: nobody waits for them, so none is late."""
+        return self._others.progress()
