@@ -107,7 +107,7 @@ class AuditPlan:
     """of which the auditor can make tokens itself"""
     counts: Counter[str] = field(default_factory=Counter, init=False)
     """tokens by what became of them: "checked", "calibrated", "dropped" (no place), "unknown" (their state is not held, or they
-    are of no one version), "own" (the auditor made them, to measure); and "caught" nodes"""
+    are of no one version), "own" (the auditor made them, to measure), "probed" (nobody waited for them); and "caught" nodes"""
     versions: ChosenVersions = field(init=False, repr=False)
     _waiting: WaitingLines[Check] = field(init=False, repr=False)
     _tests: NodeTests = field(init=False, repr=False)
@@ -188,6 +188,7 @@ class AuditPlan:
             self._check(key, made, parts, soon=True, whole=probe.ended and len(parts) == len(left))
             due = bool(parts)
         if probe.over:
+            self.counts["probed"] += probe.tokens
             self._looks.ended(key.group_id)
         return due
 

@@ -375,7 +375,7 @@ class Audits:
         return {
             "audit/checked_tokens": counts["checked"], "audit/calibrated_tokens": counts["calibrated"],
             "audit/unchecked_tokens": counts["dropped"] + counts["unknown"], "audit/waiting": self.plan.waiting,
-            "audit/caught": counts["caught"], "audit/seconds": self.spent_s,
+            "audit/probe_tokens": counts["probed"], "audit/caught": counts["caught"], "audit/seconds": self.spent_s,
             "audit/remade_groups": back.groups, "audit/remade_tokens": back.tokens,
         }  # fmt: skip
 
@@ -386,7 +386,7 @@ class Audits:
         return {
             "state": state, "why": self.over, "checked": counts["checked"], "calibrated": counts["calibrated"],
             "unchecked": counts["dropped"] + counts["unknown"], "dropped": counts["dropped"], "unknown": counts["unknown"],
-            "caught": counts["caught"], "waiting": self.plan.waiting,
+            "probed": counts["probed"], "caught": counts["caught"], "waiting": self.plan.waiting,
             "seconds": self.spent_s, "starts": self.starts, "pid": self._process.process.pid if self._process else 0,
             "versions": self._facts.get("versions", 0), "undo_bytes": self._facts.get("undo_bytes", 0),
             "rss_bytes": self._facts.get("rss_bytes", 0),

@@ -115,7 +115,7 @@ class Head(SwarmOwner):
         )  # fmt: skip
         self.requests.book.credible = self.trust.credible
         self.probing = self.rollouts.beside = Probing(
-            self.requests, self.rollouts, self.trust, nodes=self.node_views, send=self.send, now=now
+            self.requests, self.rollouts, self.trust, nodes=self._plain_views, send=self.send, now=now
         )
         self.trust.take_back = self.probing.take_back
         self.evaluations = HeadEvaluations(self, ())
@@ -199,14 +199,20 @@ class Head(SwarmOwner):
     def node_views(self) -> list[NodeView]:
         """The dispatcher's view of the nodes."""
         rollouts, now, epoch, active, counts = self.rollouts, self.now(), self.epoch, self.generates, self.trust.credible
+        withheld = self.trust.withheld
         load, beside, delivers = rollouts.load, rollouts.beside.footprint, rollouts.rescue.delivers(now)
         limits = self.trust.limits(load, lambda node: node.serves(epoch, now) and active(node.link.peer), rollouts.steering.slow)
         return [
             node.view(
-                load(peer), epoch, now, active(peer), beside=beside(peer), limit=limits.get(peer), credible=counts(peer),
-                delivers=delivers(peer),
+                load(peer), epoch, now, active(peer) and not withheld(peer), beside=beside(peer), limit=limits.get(peer),
+                credible=counts(peer), delivers=delivers(peer),
             ) for peer, node in self.nodes.items()
         ]
+
+    def _plain_views(self) -> list[NodeView]:
+        """The same without what follows from their standing."""
+        load, active, now = self.rollouts.load, self.generates, self.now()
+        return [node.view(load(peer), self.epoch, now, active(peer)) for peer, node in self.nodes.items()]
 
     def _request_views(self) -> list[NodeView]:
         """The same with what training's forecast knows of each."""

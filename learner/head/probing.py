@@ -14,9 +14,12 @@ from learner.rollouts.beside import BesideTraining, Footprint, GivenOut, Taken
 from learner.rollouts.controller import Rollouts
 from learner.rollouts.probes import FreeNode, Probe, ProbeBook
 from learner.rollouts.taking_back import TakenBack, take_back
-from p2p.protocol.generation import Abort, GenerateRequest, Rejected
+from p2p.protocol.generation import Abort, Rejected
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
+
+UNKNOWN_GROWTH = 256
+"""Tokens that one which has fewer will probably still make; others as many as they have."""
 
 
 class ProbeChecks(Protocol):
@@ -31,7 +34,7 @@ class ProbeChecks(Protocol):
 
 
 class Probing(BesideTraining):
-    """Beside `others`, which nodes hold too. `nodes()`: views of them."""
+    """Beside `others`, which nodes hold too. `nodes()`: views of them as they are, whatever is kept from them."""
 
     def __init__(
         self, others: BesideTraining, rollouts: Rollouts, trust: Trust, *, nodes: Callable[[], Sequence[NodeView]],
@@ -47,21 +50,27 @@ class Probing(BesideTraining):
     # ---- work out
 
     def given(self, out: GivenOut) -> None:
+        """On alert, with copies of it: an original and its copies come in no order that tells which is which."""
         now = self._now()
         self._stop(self.book.expire(now))
         if not self._trust.on_alert():
             self.book.rest()
             return
-        if not out or self.checks is None or not self.checks.has_room:
-            return
-        given = [(peer, request.generate()) for peer, requests in out.items() for request in requests]
+        if out and self.checks is not None and self.checks.has_room:
+            given = [(peer, request) for peer, requests in out.items() for request in requests]
+            for peer, request in self.book.give(given, self._free(), now):
+                out.setdefault(peer, []).append(request)
+                self._trust.probes_given()
+        for requests in out.values():  # all of them, or those would tell that have a copy among them
+            requests.sort(key=lambda r: r.request_id)
+
+    def _free(self) -> list[FreeNode]:
         standing = self._trust.standing
-        free = [
-            FreeNode(n.peer, n.version, standing.may_hold(n.peer, n.capacity) - n.load, n.load) for n in self._nodes()
+        return [
+            FreeNode(n.peer, n.version, standing.may_hold(n.peer, n.capacity) - n.load, standing.found_wrong(n.peer))
+            for n in self._nodes()
             if n.live and not n.draining and standing.proven(n.peer) and not standing.trusts(n.peer)
         ]  # fmt: skip
-        for peer, request in self.book.give(given, free, now):
-            out[peer] = sorted([*out.get(peer, ()), GenerateRequest.of(request)], key=lambda r: r.request_id)
 
     def published(self, version: Version) -> None:
         self._published.add(version)
@@ -73,6 +82,7 @@ class Probing(BesideTraining):
         return self.book.owns(peer, request_id) or self._others.owns(peer, request_id)
 
     def on_tokens(self, peer: str, run: TokenEvent) -> Taken:
+        """Those of a probe are checked, and go nowhere else."""
         if not self.book.owns(peer, run.request_id):
             return self._others.on_tokens(peer, run)
         heard = self.book.tokens(peer, run, self._now())
@@ -80,9 +90,12 @@ class Probing(BesideTraining):
             self._send(node, Abort((request_id,)))
         if heard.probe is not None:
             self._look(heard.probe)
-        return heard.taken
+        if heard.taken.made:
+            self._trust.ended(peer, heard.taken.made)
+        return heard.taken._replace(made=0)  # it was not silent, or quick, in anybody's place
 
     def on_rejected(self, peer: str, message: Rejected) -> None:
+        """A probe that was not taken is over."""
         if not self.book.owns(peer, message.request_id):
             self._others.on_rejected(peer, message)
         elif (probe := self.book.working(peer).get(message.request_id)) is not None:
@@ -122,9 +135,11 @@ class Probing(BesideTraining):
         return [*self._others.working(peer), *self.book.working(peer)]
 
     def footprint(self, peer: str) -> Footprint:
+        """What all of it takes. How long a copy becomes nobody foretells."""
         others, probes = self._others.footprint(peer), self.book.working(peer).values()
         context = sum(len(probe.request.prompt_ids) + probe.tokens for probe in probes)
-        return Footprint(others.context + context, others.growth + sum(probe.tokens for probe in probes))
+        growth = sum(min(p.request.max_new_tokens - p.tokens, max(p.tokens, UNKNOWN_GROWTH)) for p in probes)
+        return Footprint(others.context + context, others.growth + growth)
 
     def progress(self) -> dict[str, dict[str, int]]:
         """Without probes: nobody waits for them, so none is late."""

@@ -33,6 +33,12 @@ KEEP_S = 5.0
 APART_S = 10.0
 """Seconds after the last proven node took work for which strangers still pass nothing on, if one is there."""
 
+PROBES_S = 60.0
+"""Seconds after the last probe for which work is withheld from nodes that have probes to show what they make."""
+
+ODD_DOUBTS = 3
+"""Doubts that are not forgotten, beyond which a node that is found wrong once more is expelled: no honest node is found so."""
+
 SPARE_S = 0.5
 """While the unproven made more than their share, one of them is given one sequence so often: else large honest nodes would wait
 long beside one small proven one."""
@@ -72,8 +78,8 @@ class Trust(NodeConduct, PeerConduct):
         """whether a proven node was there that is on trial for others' faults alone"""
         self._credible_here = False
         """whether a proven node that takes work and is not on trial again was there at the last look"""
-        self._apart_until = float("-inf")
-        """when the last of them was, and so much longer"""
+        self._apart_until = self._probes_at = float("-inf")
+        """when the last of them was, and so much longer; and when probes were given last"""
 
     # ---- what happened (NodeConduct)
 
@@ -98,6 +104,9 @@ class Trust(NodeConduct, PeerConduct):
         complain(log, peer, f"node {peer} is not believed for now: {why:.300}; {back}")
         self.doubt(peer, why)
         if self.standing.barred_s(peer, self._wall()):
+            return
+        if self.standing.of(peer).strikes > ODD_DOUBTS:
+            self.caught(peer, f"{why}, and it was doubted {ODD_DOUBTS} times not long before")
             return
         self.standing.question([peer], math.inf, ALERT_COMPLETIONS if self.on_alert() else WAVE_COMPLETIONS)
         self._has_rest(peer, self._rests.begin(peer, self.standing.doubted_s(peer, self._wall()), now), now)
@@ -246,9 +255,12 @@ class Trust(NodeConduct, PeerConduct):
         return frozenset(filter(self.standing.proven, self._nodes))
 
     def limits(self, load: Callable[[str], int], able: Callable[[NodeState], bool], slow: Container[str] = ()) -> dict[str, int]:
-        """Most sequences of each node that may not hold as many as it can. `slow` ones give way to quicker ones. On alert who was
-        found wrong holds none while another's word counts: it has probes to show what it makes."""
-        held = [NodeHolding(p, node.capacity, load(p), able(node), p in slow) for p, node in self._nodes.items()]
+        """Most sequences of each node that may not hold as many as it can. `slow` ones give way to quicker ones. Those of
+        which work is withheld are not among them."""
+        held = [
+            NodeHolding(p, node.capacity, load(p), able(node), p in slow) for p, node in self._nodes.items()
+            if not self.withheld(p)
+        ]  # fmt: skip
         now, proven = self._wall(), [node.peer for node in held if node.able and self.standing.proven(node.peer)]
         self._credible_here = not all(self.standing.doubted(peer, now) for peer in proven)
         self._some_unhurt = not self._credible_here and any(map(self._is_unhurt, proven))
@@ -260,9 +272,19 @@ class Trust(NodeConduct, PeerConduct):
         if with_unproven > self._with_unproven:  # it is asked oftener than anything is given
             self._spare_at = now + SPARE_S
         self._with_unproven = with_unproven
-        found = limits(self.standing, held, self._made, int(now >= self._spare_at), now)
-        wrong = filter(self.standing.found_wrong, self._nodes) if self.on_alert() and self._credible_here else ()
-        return found | dict.fromkeys(wrong, 0)
+        return limits(self.standing, held, self._made, int(now >= self._spare_at), now)
+
+    def withheld(self, peer: str) -> bool:
+        """Whether it gets no work but probes, to show what it makes: it is proven and was found wrong, there is an alert, probes
+        are given, and another's word counts."""
+        return (
+            self.standing.found_wrong(peer) and self.standing.proven(peer) and self._credible_here and self.on_alert()
+            and 0 <= self._wall() - self._probes_at < PROBES_S
+        )  # fmt: skip
+
+    def probes_given(self) -> None:
+        """Some were just now."""
+        self._probes_at = self._wall()
 
     def describe(self, peer: str) -> dict[str, Any]:
         """Its part of a node's row: its standing in a word, and what it may hold."""

@@ -309,7 +309,7 @@ class Rollouts:
                 refused = Refusal(f"{idle} runs in a message that bring nothing", version=run.version)
             if refused is not None:
                 break
-            if not run.start:
+            if not run.start and not self.beside.owns(peer, run.request_id):
                 self.durations.began(run.request_id, now)
             if taken := self.collector.extend(peer, run):
                 accepted += taken

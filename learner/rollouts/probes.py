@@ -9,7 +9,7 @@ it, so that whoever sees one of them cannot tell which it is. Must not know how 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from learner.rollouts.stop_strings import StopStrings
 from learner.trajectory import Trajectory
 from p2p.errors import Refusal
 from p2p.forgetting import forget_oldest
+from p2p.protocol.generation import GenerateRequest
 from p2p.protocol.rollout import Completion, Generate, TokenEvent
 from p2p.version import Version
 
@@ -26,13 +27,15 @@ COPIES = 3
 """Copies of a sequence: of those that get it for the first time, so many in four are found by what nobody waits for."""
 
 MOST_PROBES = 16
-"""Probes of a node in one alert. Who cheats in one completion of ten is found by these in five cases of six."""
+"""Probes that a node ends in one alert, unless it was found wrong meanwhile. Who cheats in one completion of ten is found by
+these in five cases of six."""
 
 MOST_AT_ONCE = 64
 """Probes under way: what they make waits to be checked."""
 
-PROBE_S = 60.0
-"""Seconds after which a probe that brings nothing is given up. Nobody is doubted for it: nobody waits."""
+PROBE_S, MOST_S = 60.0, 600.0
+"""Seconds without a token after which a probe is given up, and after which it is in any case. Nobody is doubted for it: nobody
+waits."""
 
 MOST_OVER = 16_384
 """Probes that are over and whose late tokens are still known for what they are."""
@@ -46,8 +49,8 @@ class FreeNode(NamedTuple):
     """that it serves"""
     free: int
     """places that it has"""
-    load: int
-    """sequences with it"""
+    found_wrong: bool = False
+    """it gets nothing else until it has shown what it makes"""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +60,8 @@ class Probe:
     number: int
     node: str
     request: Generate
+    given: float
+    """when"""
     since: float
     """when it was given, or brought its last tokens"""
     completion: Completion = field(default_factory=Completion)
@@ -96,48 +101,58 @@ class ProbeBook:
         """node -> request id -> what it works on"""
         self._over: dict[str, None] = {}
         """"node request-id" of what is not looked for any more, oldest first"""
-        self._given: Counter[str] = Counter()
-        """probes of each node since the alert began"""
+        self._shown: Counter[str] = Counter()
+        """probes of each node that ended since the alert began"""
         self._last = 0
         self.counts: Counter[str] = Counter()
         """"given", "ended", and "tokens" that came of them"""
 
     def rest(self) -> None:
         """There is no alert: in the next one each node is probed anew."""
-        self._given.clear()
+        self._shown.clear()
 
     def anew(self, node: str) -> None:
         """It was found wrong, and has as much to show again."""
-        del self._given[node]
+        del self._shown[node]
 
     # ---- work out
 
     def give(
-        self, given: Iterable[tuple[str, Generate]], nodes: Iterable[FreeNode], now: float
-    ) -> list[tuple[str, Generate]]:
-        """`given`: what goes out now, and to whom. Who is given a copy of which: COPIES of each that begins, MOST_AT_ONCE
-        under way in all, those first that were probed least. One at a node, and where it has work a place stays free."""
-        fresh = [(peer, g) for peer, g in given if not g.prefix_ids and g.exact_version is None]
-        free = [n for n in nodes if n.free > bool(n.load) and n.peer not in self._held and self._given[n.peer] < MOST_PROBES]
-        free.sort(key=lambda n: (self._given[n.peer], n.peer))
-        out: list[tuple[str, Generate]] = []
+        self, given: Iterable[tuple[str, GenerateRequest]], nodes: Sequence[FreeNode], now: float
+    ) -> list[tuple[str, GenerateRequest]]:
+        """`given`: what goes out now, and to whom; `nodes`: those that may be given a probe, full ones too. Who is given a copy
+        of which: COPIES of each that begins, MOST_AT_ONCE under way in all and in no more than half of the places that are
+        free, one at a node. First those that were found wrong, then those that were probed least."""
+        places = sum(max(0, n.free) for n in nodes)
+        most = min(MOST_AT_ONCE, (places + len(self._held)) // 2)
+        free = [
+            n for n in nodes
+            if n.free > 0 and n.peer not in self._held and (n.found_wrong or self._shown[n.peer] < MOST_PROBES)
+        ]  # fmt: skip
+        free.sort(key=lambda n: (not n.found_wrong, self._shown[n.peer], n.peer))
+        newest = max((n.version for n in free), default=None)
+        out: list[tuple[str, GenerateRequest]] = []
+        fresh = [
+            (peer, r) for peer, r in given
+            if newest is not None and not r.prefix_ids and r.exact_version is None and r.min_version <= newest
+        ]  # fmt: skip
         for peer, request in fresh * COPIES:
-            if not free or len(self._held) >= MOST_AT_ONCE:
+            if not free or len(self._held) >= most:
                 break
             node = next((n for n in free if n.peer != peer and n.version >= request.min_version), None)
             if node is None or f"{node.peer} {request.request_id}" in self._over:
                 continue
             free.remove(node)
             self._last += 1
-            self._held[node.peer] = {request.request_id: Probe(self._last, node.peer, request, now)}
-            self._given[node.peer] += 1
+            self._held[node.peer] = {request.request_id: Probe(self._last, node.peer, request.generate(), now, now)}
             self.counts["given"] += 1
             out.append((node.peer, request))
         return out
 
     def expire(self, now: float) -> list[Probe]:
-        """Those that brought nothing for PROBE_S are given up."""
-        late = [p for held in self._held.values() for p in held.values() if not 0 <= now - p.since < PROBE_S]
+        """Those that brought nothing for PROBE_S, or are under way for MOST_S, are given up."""
+        held = [probe for of in self._held.values() for probe in of.values()]
+        late = [p for p in held if not (0 <= now - p.since < PROBE_S and now - p.given < MOST_S)]
         for probe in late:
             self.drop(probe)
         return late
@@ -166,21 +181,22 @@ class ProbeBook:
                 made.finish = ""
             except ValueError as error:
                 wrong = str(error)
-        if wrong is None and event.finish in ("error", "abort"):
-            wrong = f"gave up with {event.finish}: {event.message:.200}"
+        taken, last = 0 if wrong is not None else cut.count, made.ids[-1] if made.ids else None
+        probe.ended = wrong is None and (cut is not event or last in request.stop_ids or probe.tokens >= request.max_new_tokens)
+        if event.finish in ("error", "abort") and not probe.ended:
+            wrong = wrong or f"gave up with {event.finish}: {event.message:.200}"
         if wrong is not None:
             self.drop(probe)
             refusal = Refusal(f"request {event.request_id}: {wrong}", peer=node, version=event.version)
-            return Heard(Taken(refusal=refusal, cancel=((node, event.request_id),)), probe)
-        probe.since = now if cut.count else probe.since
-        self.counts["tokens"] += cut.count
-        last = made.ids[-1] if made.ids else None
-        probe.ended = cut is not event or last in request.stop_ids or probe.tokens >= request.max_new_tokens
+            return Heard(Taken(taken, refusal, ((node, event.request_id),)), probe)
+        probe.since = now if taken else probe.since
+        self.counts["tokens"] += taken
         if probe.ended or event.finish:
             self.drop(probe)
         self.counts["ended"] += probe.ended
+        self._shown[node] += probe.ended
         cancel = ((node, event.request_id),) if cut is not event and not event.finish else ()
-        return Heard(Taken(cut.count, cancel=cancel, made=probe.tokens * probe.ended), probe)
+        return Heard(Taken(taken, cancel=cancel, made=probe.tokens * probe.ended), probe)
 
     def drop(self, probe: Probe) -> None:
         """It is over. What still comes of it is nobody's fault."""
@@ -201,4 +217,3 @@ class ProbeBook:
     def working(self, node: str) -> Mapping[str, Probe]:
         """Request id -> what `node` works on."""
         return self._held.get(node, {})
-

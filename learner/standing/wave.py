@@ -24,7 +24,7 @@ ALERT_COMPLETIONS = 16
 """The same of one that was found wrong itself, on alert: who cheats in one of ten shows so many in one case of six."""
 
 ALERT_S = 600.0
-"""Seconds for which an alert lasts from the wave on, and anew from each proven node that is found meanwhile."""
+"""Seconds for which an alert lasts from the wave on, and anew from each proven node that is found for the first time in it."""
 
 
 class WaveWatch:
@@ -33,15 +33,22 @@ class WaveWatch:
     def __init__(self) -> None:
         self._found: dict[str, float] = {}
         self._over = self._alert_until = float("-inf")
+        self._alerted = set[str]()
+        """whom the present alert is for"""
 
     def found(self, peer: str, proven: int, now: float) -> bool:
         """A proven node was found wrong, where so many are here. Whether a wave begins."""
         self._found = {other: at for other, at in self._found.items() if 0 <= now - at < WAVE_S} | {peer: now}
         self._over = min(self._over, now + WAVE_S)  # a clock may be set back
         if self.alert(now):
+            if peer in self._alerted:  # else a few of them keep one up for ever
+                return False
+            self._alerted.add(peer)
             self._alert_until = now + ALERT_S
         if now < self._over or len(self._found) < max(WAVE_LEAST, WAVE_SHARE * proven):
             return False
+        if not self.alert(now):
+            self._alerted = set(self._found)
         self._over, self._alert_until = now + WAVE_S, now + ALERT_S
         return True
 

@@ -321,6 +321,8 @@ SECTIONS: tuple[MetricSection, ...] = (
             _E("Tokens that were to be checked and were not: there was no room for them, or their version's state was not held "
                "any more.", "audit/unchecked_tokens", "shoal_audit_unchecked_tokens", "counter", "audits.unchecked"),
             _E("Completions that wait to be scored.", "audit/waiting", "shoal_audit_waiting", "gauge", "audits.waiting"),
+            _E("Tokens of copies that nodes were given to be checked, on alert: nobody trains on them.", "audit/probe_tokens",
+               "shoal_audit_probe_tokens", "counter", "audits.probed"),
             _E("Nodes that audits proved wrong.", "audit/caught", "shoal_audit_caught", "counter", "audits.caught"),
             _E("Processor time of the auditor.", "audit/seconds", "shoal_audit_processor_seconds", "counter", "audits.seconds"),
             _E("Groups that were given up and drawn again because a node that was caught had made some of them.",
