@@ -26,9 +26,9 @@ from tests.support.audit_world import AuditWorld
 FLOAT32 = NodeArithmetic("transformers", "float32", "cpu")
 
 
-def plan() -> AuditPlan:
+def plan(calibration: Calibration | None = None) -> AuditPlan:
     standing = Standing(StandingRules(checks=True))
-    return AuditPlan(b"s" * 32, 1, standing, Calibration(), kind_of=lambda peer: ToldKind(FLOAT32))
+    return AuditPlan(b"s" * 32, 1, standing, calibration or Calibration(), kind_of=lambda peer: ToldKind(FLOAT32))
 
 
 def checks_of(of: AuditPlan, world: AuditWorld, seeds: range, steps: list[int], every: int) -> list[Check]:
@@ -180,8 +180,8 @@ async def test_the_process_answers_until_it_is_killed(tmp_path: Path) -> None:
 def test_an_auditor_that_rounds_does_not_take_its_own_rounding_for_the_nodes(tmp_path: Path) -> None:
     """It called each honest float32 node wrong within ten tokens: by the bounds of an auditor that does not round."""
     world = AuditWorld(tmp_path, versions=4, now=time.time())
-    auditor, of = Auditor(dataclasses.replace(world.settings(4), dtype="bfloat16")), plan()
-    of.calibration = Calibration.of("", lambda text: None, exact=False)
+    auditor = Auditor(dataclasses.replace(world.settings(4), dtype="bfloat16"))
+    of = plan(Calibration.of("", lambda text: None, exact=False))
     for parts in world.parts:
         auditor.follow(parts)
     checks = checks_of(of, world, range(60), [0, 1, 2, 3], every=6)

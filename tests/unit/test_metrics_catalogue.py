@@ -42,7 +42,7 @@ STATUS: dict[str, Any] = {
         for name in ("waiting", "running", "asked", "ended", "failed", "cancelled", "busy", "moved", "tokens")
     },
     "pool": {"spent_usd": 1.5, "usd_per_hour": 0.5, "budget_usd": 0.0},
-    "audits": {"checked": 5, "calibrated": 6, "unchecked": 7, "waiting": 1, "caught": 1, "seconds": 0.5},
+    "audits": {"checked": 5, "calibrated": 6, "unchecked": 7, "probed": 3, "waiting": 1, "caught": 1, "seconds": 0.5},
     "caught": {"nodes": 2, "trained_tokens": 90, "remade_groups": 3, "remade_tokens": 40},
     "redundancy": {"surplus_groups": 1, "surplus_sequences": 2, "surplus_tokens": 30, "truncated": 4},
     "nodes": [

@@ -30,7 +30,7 @@ def test_what_was_taken_from_a_node_may_come_back_after_some_seconds_but_for_wha
         progress=lambda: held, working=lambda node: tuple(held[node]), declined=declined, tokens_by_node={},
         failures_by_node={}, books=SimpleNamespace(groups={7: SimpleNamespace(members=[member])}),
     )  # fmt: skip
-    nobody: Any = SimpleNamespace(progress=dict, working=lambda node: (), owns=lambda request_id: False)
+    nobody: Any = SimpleNamespace(progress=dict, working=lambda node: (), owns=lambda peer, request_id: False)
     rescue = Rescue(
         collector, SimpleNamespace(), NobodyDoubted(), stall_s=STALL_S, beside=lambda: nobody,  # type: ignore[arg-type]
         report=lambda peer, why: refused.append((peer, why)), cancel=taken.extend, send=print,
