@@ -3,7 +3,8 @@
 Proven nodes that turn together and cheat now and then each hold the trainer up once before they are found. While that goes on
 (`learner.standing.wave`), places that nobody needs are given copies of what others are given in the same moment: nobody waits for
 them, all of them is checked, and nothing of them is trained on. A copy has its original's name, prompt and seed and goes out with
-it, so that whoever sees one of them cannot tell which it is. Must not know how a token is checked, or links.
+it, so that who sees one of them cannot tell by it which it is (docs/design/audits.md says what tells it all the same). Must not
+know how a token is checked, or links.
 """
 
 from __future__ import annotations

@@ -322,3 +322,15 @@ def test_a_rest_doubles_once_it_is_over_and_ends_growing_at_an_hour() -> None:
         assert rest is not None
         now = rest.until
     assert rest.lasts_s == MOST_S
+
+
+def test_the_same_nodes_do_not_keep_an_alert_up() -> None:
+    watch = WaveWatch()
+    for peer in "abc":
+        watch.found(peer, 3, 0.0)
+    for i in range(1, 30):
+        watch.found("abc"[i % 3], 3, i * WAVE_S / 4)
+    assert watch.alert(ALERT_S - 1) and not watch.alert(ALERT_S)
+    assert [watch.found(peer, 3, ALERT_S + 1) for peer in "abc"] == [False, False, True], "they make another one"
+    watch.found("d", 3, ALERT_S + 100)
+    assert watch.alert(2 * ALERT_S + 99), "who is new prolongs it"

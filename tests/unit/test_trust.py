@@ -11,7 +11,7 @@ import pytest
 from learner.admission.head_door import HeadDoor
 from learner.admission.issuing import own_ticket
 from learner.admission.peers_file import PeersFile
-from learner.head.trust import APART_S, KEEP_S, Trust
+from learner.head.trust import APART_S, KEEP_S, ODD_DOUBTS, Trust
 from learner.standing.standing import STRANGER_DOUBTS, StandingRules
 from p2p.errors import Refusal
 from tests.support.harness import identity
@@ -88,3 +88,18 @@ def test_strangers_pass_nothing_on_while_a_proven_node_is_there_though_it_takes_
     assert not passes_on(able=True)
     del nodes[PEER]
     assert passes_on(able=True), "it left"
+
+
+def test_who_is_found_wrong_again_and_again_is_expelled(tmp_path: Path) -> None:
+    clock, expelled = [1000.0], []
+    with PeersFile.open(tmp_path / "peers.sqlite") as books:
+        trust = open_trust(books, clock, expelled, checks=True)
+        trust.ended(PEER, 10_000)
+        for i in range(ODD_DOUBTS):
+            trust.odd(PEER, "one token", clock[0])
+            trust.odd(PEER, "another one of before", clock[0] + 1)  # it rests: no more than made again
+            assert not expelled and trust.standing.of(PEER).doubted == i + 1
+            clock[0] += 60.0 * 2**i + 1  # as long as it rests
+            trust.ended(PEER, 100)
+        trust.odd(PEER, "one token", clock[0])
+        assert expelled == [PEER] and trust.caught_nodes == 1
