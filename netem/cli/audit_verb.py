@@ -35,21 +35,26 @@ def add_verb(actions: Any, verb: AddVerb) -> None:
                    help="of these and of honest tokens so many are read under suspected weights too (default 40000)")  # fmt: skip
     p.add_argument("--in-run", type=int, metavar="STEPS",
                    help="measure instead what audits cost a run of so many steps whose nodes are all proven, beside generating")
-    p.add_argument("--seed", type=int, default=0, metavar="N", help="of that run (default 0)")
+    p.add_argument("--seed", type=int, default=0, metavar="N",
+                   help="of prompts and draws, each seed's kept apart; with --in-run, of that run (default 0)")  # fmt: skip
 
 
 def _bench_audit(args: argparse.Namespace) -> dict[str, Any]:
     from netem.bench.audit.bench import AuditBench, bench_audit
     from netem.bench.audit.making import TokenGoals
+    from netem.bench.audit.world import MOST_SEED
     from p2p.errors import UsageError
 
     if args.in_run is not None:
         return _in_run(args)
     if min(args.tokens, args.cheat_tokens, args.mild_tokens, args.suspected) < 1000:
         raise UsageError("--tokens, --cheat-tokens, --mild-tokens and --suspected must be at least 1000")
+    if not 0 <= args.seed <= MOST_SEED:
+        raise UsageError(f"--seed must be 0 to {MOST_SEED}, and is {args.seed}")
     bench = AuditBench(
         args.model, tuple(args.engines.split(",")), args.engine_python or sys.executable,
         TokenGoals(args.tokens, args.cheat_tokens, args.mild_tokens), args.suspected,
+        args.seed,
     )  # fmt: skip
     result = bench_audit(bench, args.folder, _say)
     if not args.json:

@@ -29,20 +29,36 @@ from netem.bench.audit.judging import (
     percentile,
     ways,
 )
-from netem.bench.audit.nodes import MEMBERS, seed_of
+from netem.bench.audit.making import HONEST, stream_of
 from netem.bench.audit.store import Column, TokenFiles, claims_of
 from netem.bench.audit.table import cost_line, tables
-from netem.bench.audit.world import EIGHT, NOW, OTHER, World
+from netem.bench.audit.world import (
+    EIGHT,
+    EXAMPLE_EVERY,
+    MEMBERS,
+    MOST_SEED,
+    NOW,
+    OTHER,
+    SEED_APART,
+    STRANGE_EVERY,
+    World,
+)
 from p2p.errors import ShoalError, UsageError
 from p2p.layout import Layout
 
 ROUNDS, EXACT = NodeArithmetic("vllm", "bfloat16", "cpu"), NodeArithmetic("transformers", "float32", "cpu")
 
 
+def world_in(folder: Path, seed: int = 0) -> World:
+    return World(
+        "tiny", folder, Layout.build([]), prompt_of=lambda index: (7, index), most=5, stop=(), context=64, seed=seed
+    )  # fmt: skip
+
+
 def claims(first: int, groups: int) -> list[Claim]:
-    rng = np.random.default_rng(first)
+    rng, world = np.random.default_rng(first), world_in(Path())
     return [
-        Claim((7, first + g), tuple(rng.integers(0, 9, 5).tolist()), tuple(-rng.exponential(1, 5)), seed_of(first + g, m))
+        Claim((7, first + g), tuple(rng.integers(0, 9, 5).tolist()), tuple(-rng.exponential(1, 5)), world.seed_of(first + g, m))
         for g in range(groups) for m in range(MEMBERS)
     ]  # fmt: skip
 
@@ -83,7 +99,7 @@ def test_of_two_tries_the_likelier_one_is_sent_under_the_first_ones_seed() -> No
 
 
 def test_tokens_are_kept_and_a_half_written_batch_is_none(tmp_path: Path) -> None:
-    world = World("tiny", tmp_path, Layout.build([]), prompt=lambda index: (7, index), most=5, stop=(), context=64)
+    world = world_in(tmp_path)
     files = TokenFiles(tmp_path / "honest", world)
     assert files.tokens == files.next_group == files.read().tokens == 0
     for first in (3, 5):
@@ -99,6 +115,16 @@ def test_tokens_are_kept_and_a_half_written_batch_is_none(tmp_path: Path) -> Non
     for want, got in zip(claims(5, 2), claims_of(files.batches()[1], world), strict=True):
         assert (got.prompt_ids, got.completion_ids, got.seed) == (want.prompt_ids, want.completion_ids, want.seed)
         np.testing.assert_allclose(got.logprobs, want.logprobs, rtol=1e-6)
+
+
+def test_of_another_seed_are_all_prompts_and_draws_and_where_they_are_kept(tmp_path: Path) -> None:
+    one, other = world_in(tmp_path), world_in(tmp_path, seed=3)
+    assert one.prompt(5) == (7, 5) and other.prompt(5) == (7, 30_000_000_005)
+    mine = {one.seed_of(i, m, shop) for i in range(50) for m in range(MEMBERS) for shop in (0, 1)}
+    assert len(mine) == 100 * MEMBERS and not mine & {other.seed_of(i, m) for i in range(50) for m in range(MEMBERS)}
+    assert stream_of(one, EXACT, HONEST).folder != stream_of(other, EXACT, HONEST).folder
+    assert world_in(tmp_path, MOST_SEED).seed_of(800_000_000, MEMBERS - 1, 1) < 1 << 63
+    assert SEED_APART % STRANGE_EVERY == SEED_APART % EXAMPLE_EVERY == 0, "which groups are strange follows from the number alone"
 
 
 def test_tokens_are_judged_and_shown() -> None:

@@ -34,10 +34,9 @@ from netem.bench.audit.judging import (
     ways,
 )
 from netem.bench.audit.making import HONEST, SHORT, TokenGoals, TokenMaker, stream_of
-from netem.bench.audit.nodes import MEMBERS
 from netem.bench.audit.own_rounding import own_rounding
 from netem.bench.audit.store import Column, TokenFiles, claims_of, column_of
-from netem.bench.audit.world import BEFORE, EIGHT, STRANGE_EVERY, World, open_world
+from netem.bench.audit.world import BEFORE, EIGHT, MEMBERS, STRANGE_EVERY, World, open_world
 from node.engine.environment import KINDS, missing, survey
 from node.engine.port import EngineDied
 from p2p.errors import ShoalError, UsageError
@@ -64,6 +63,8 @@ class AuditBench:
     wanted: TokenGoals = field(default_factory=TokenGoals)
     suspected: int = 40_000
     """tokens of honest nodes and of each mild cheat that are scored under suspects' weights as well"""
+    seed: int = 0
+    """of prompts and draws"""
 
 
 def bench_audit(bench: AuditBench, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def bench_audit(bench: AuditBench, folder: Path, say: Callable[[str], None]) -> 
         if why := missing(engine, survey(bench.python) if engine == "vllm" and bench.python else survey()):
             raise UsageError(f"the {engine} engine cannot run: {why} (vLLM's own environment: --engine-python)")
     torch.set_num_threads(1)
-    world = open_world(bench.world, folder, say)
+    world = open_world(bench.world, folder, say, bench.seed)
     try:
         trio.run(TokenMaker(world, world.checker(), bench.wanted, bench.python, say).make, kinds)
     except EngineDied as error:
@@ -129,7 +130,7 @@ def judge(world: World, kinds: Sequence[NodeArithmetic], suspected: int, say: Ca
             found.append(row)
         say(f"{kind}: cheats judged")
     return {
-        "world": world.name, "false_alarm": FALSE_ALARM, "honest": rows, "cheats": found,
+        "world": world.name, "seed": world.seed, "false_alarm": FALSE_ALARM, "honest": rows, "cheats": found,
         "honest_tokens": sum(row["tokens"] for row in rows), "own": _shown(own.means[OWN_KIND]),
         "means": {str(k): _shown(m) for k, m in means.items()},
     }  # fmt: skip

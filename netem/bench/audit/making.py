@@ -52,7 +52,7 @@ class TokenGoals:
 def stream_of(world: World, kind: NodeArithmetic, behaviour: str) -> TokenFiles:
     """Where the tokens of that behaviour are kept."""
     name = "".join(c if c.isalnum() else "_" for c in behaviour)
-    return TokenFiles(world.folder / "tokens" / f"{kind.engine}-{kind.dtype}" / name, world)
+    return TokenFiles(world.tokens / f"{kind.engine}-{kind.dtype}" / name, world)
 
 
 @dataclass(frozen=True, slots=True)

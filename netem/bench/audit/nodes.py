@@ -12,15 +12,12 @@ import trio
 
 from learner.audit.calibration import NodeArithmetic
 from learner.audit.scorer import Claim
-from netem.bench.audit.world import NOW, World
+from netem.bench.audit.world import MEMBERS, NOW, World
 from node.engine.port import Engine
 from node.engine.process import CHILD, open_engine_process, register_starter, start_program
 from p2p.processes import Process
 from p2p.protocol.rollout import Generate, TokenEvent
 from p2p.version import Version
-
-MEMBERS = 8
-"""Sequences of a group: they share its prompt, which an engine reads once."""
 
 MOST_RUNNING = 256
 """Sequences that an engine decodes at once."""
@@ -33,11 +30,6 @@ FEW_IN_FLIGHT = (32, 8)
 
 CHEATING_CHILD = "netem.bench.audit.cheating_child"
 """The program of an engine whose draws are not what they should be."""
-
-
-def seed_of(index: int, member: int, shop: int = 0) -> int:
-    """The seed of a sequence; `shop`: of the so-manieth try of a node that looks for a better one."""
-    return (index * MEMBERS + member) * 7919 + 11 + 1_000_003 * 7919 * shop
 
 
 class EngineNode:
@@ -77,7 +69,7 @@ class EngineNode:
         async def ask(place: int) -> None:
             index, member = keys[place]
             request = Generate(
-                str(base + place), prompts[index], most, stop_ids=(*world.stop, *end), seed=seed_of(index, member, shop),
+                str(base + place), prompts[index], most, stop_ids=(*world.stop, *end), seed=world.seed_of(index, member, shop),
                 min_version=Version(0, self._step), temperature=temperature,
             )  # fmt: skip
             await self._engine.add(request)
@@ -95,7 +87,7 @@ class EngineNode:
                             nursery.start_soon(ask, waiting.pop())
         assert all(len(ids) <= most for ids, _ in made)
         return [
-            Claim(prompts[index], tuple(ids), tuple(logprobs), seed_of(index, member))
+            Claim(prompts[index], tuple(ids), tuple(logprobs), world.seed_of(index, member))
             for (index, member), (ids, logprobs) in zip(keys, made, strict=True)
         ]
 
@@ -113,9 +105,7 @@ def _take(event: TokenEvent, ids: list[int], logprobs: list[float]) -> None:
 
 
 @asynccontextmanager
-async def open_node(
-    kind: NodeArithmetic, world: World, python: str, log: Path, *, top_k: int = 0
-) -> AsyncIterator[EngineNode]:
+async def open_node(kind: NodeArithmetic, world: World, python: str, log: Path, *, top_k: int = 0) -> AsyncIterator[EngineNode]:
     """A node of that engine and type. `python`: of vLLM's environment. With `top_k` it draws of so many tokens alone."""
     settings = {
         "dtype": kind.dtype, "max_running": MOST_RUNNING if world.name == "tiny" else max(FEW_IN_FLIGHT), "threads": 1,

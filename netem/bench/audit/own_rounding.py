@@ -13,8 +13,7 @@ from learner.audit.own_completions import SampledBy
 from learner.audit.plan import OWN_AT_ONCE, OWN_KIND
 from learner.audit.repeats import SeenTokens
 from learner.audit.self_calibration import measure_bfloat16
-from netem.bench.audit.nodes import MEMBERS, seed_of
-from netem.bench.audit.world import STRANGE_EVERY, World
+from netem.bench.audit.world import MEMBERS, STRANGE_EVERY, World
 
 FROM, GROUPS = 700_000_000, 16
 """Number of its first group, whose prompts no node answers, and how many it answers at once."""
@@ -27,7 +26,7 @@ def own_rounding(world: World) -> Calibration:
     usual = (i for i in count(FROM) if world.name != "tiny" or i % STRANGE_EVERY != 1)
     while calibration.wants_own(OWN_KIND):
         numbers = [next(usual) for _ in range(GROUPS)]
-        groups = [OwnGroup(world.prompt(i), tuple(seed_of(i, member) for member in range(MEMBERS))) for i in numbers]
+        groups = [OwnGroup(world.prompt(i), tuple(world.seed_of(i, member) for member in range(MEMBERS))) for i in numbers]
         own = measure_bfloat16(model, groups, OWN_AT_ONCE, sampled, seen=seen)
         calibration.add(OWN_KIND, *own.found, repeated=own.repeated, prompts=own.prompts, own=True)
     return calibration

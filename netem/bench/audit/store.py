@@ -15,8 +15,7 @@ import numpy as np
 from learner.audit.claims import Claim, prompt_number
 from learner.audit.deviations import Deviations
 from learner.audit.repeats import SeenTokens
-from netem.bench.audit.nodes import MEMBERS, seed_of
-from netem.bench.audit.world import World
+from netem.bench.audit.world import MEMBERS, World
 from p2p.errors import UsageError
 
 KEPT = Deviations._fields
@@ -129,6 +128,6 @@ def claims_of(path: Path, world: World) -> list[Claim]:
     for i, length in enumerate(lengths.tolist()):
         index, member = first + i // MEMBERS, i % MEMBERS
         place = slice(at, at + length)
-        out.append(Claim(world.prompt(index), tuple(ids[place]), tuple(claimed[place]), seed_of(index, member)))
+        out.append(Claim(world.prompt(index), tuple(ids[place]), tuple(claimed[place]), world.seed_of(index, member)))
         at += length
     return out

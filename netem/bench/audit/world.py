@@ -57,6 +57,15 @@ TINY_MOST, CHAT_MOST = 48, 32
 """Most tokens of an answer. The small model is not stopped at its end of text, which comes after 7 where it knows the task: long
 answers cost an engine less a token than many short ones. The chat model's are longer than the demo's, and do stop."""
 
+MEMBERS = 8
+"""Sequences of a group: they share its prompt, which an engine reads once."""
+
+SEED_APART = 10_000_000_000
+"""Groups from one seed's to the next one's: of another seed all prompts and draws are others."""
+
+MOST_SEED = 10_000
+"""With more a sequence's seed would be no uint64."""
+
 CONTEXT = 256
 """Tokens of the longest prompt with its answer, at most."""
 
@@ -69,8 +78,8 @@ class World(NamedTuple):
     name: str
     folder: Path
     layout: Layout
-    prompt: Callable[[int], Ids]
-    """of a group, by its number"""
+    prompt_of: Callable[[int], Ids]
+    """of a group, by its number among those of all seeds"""
     most: int
     """tokens of an answer"""
     stop: Ids
@@ -79,6 +88,21 @@ class World(NamedTuple):
     """most tokens of a prompt with its answer"""
     end: Ids = ()
     """tokens that end an answer in a run, where the bench goes on behind them"""
+    seed: int = 0
+    """of prompts and draws; the models are the same for all"""
+
+    def prompt(self, index: int) -> Ids:
+        """Of a group, by its number."""
+        return self.prompt_of(index + self.seed * SEED_APART)
+
+    def seed_of(self, index: int, member: int, shop: int = 0) -> int:
+        """Of a sequence of this group; `shop`: of the so-manieth try of a node that looks for a better one."""
+        return ((index + self.seed * SEED_APART) * MEMBERS + member) * 7919 + 11 + 1_000_003 * 7919 * shop
+
+    @property
+    def tokens(self) -> Path:
+        """Where what nodes make is kept."""
+        return self.folder / (f"tokens-{self.seed}" if self.seed else "tokens")
 
     @property
     def model_dir(self) -> Path:
@@ -103,7 +127,7 @@ class World(NamedTuple):
         return model
 
 
-def open_world(name: str, folder: Path, say: Callable[[str], None]) -> World:
+def open_world(name: str, folder: Path, say: Callable[[str], None], seed: int = 0) -> World:
     """The world "tiny" or "chat" in `folder`, made there unless it is there already."""
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)
@@ -117,8 +141,9 @@ def open_world(name: str, folder: Path, say: Callable[[str], None]) -> World:
     chat, end = name == "chat", (int(tokenizer.eos_token_id),)
     return World(
         name, place, Layout.from_wire(json.loads((place / "layout.json").read_text())),
-        prompt=_prompts(task, tokenizer, examples=not chat), most=CHAT_MOST if chat else TINY_MOST,
+        prompt_of=_prompts(task, tokenizer, examples=not chat), most=CHAT_MOST if chat else TINY_MOST,
         stop=end if chat else (), context=CONTEXT, end=() if chat else end,
+        seed=seed,
     )  # fmt: skip
 
 
