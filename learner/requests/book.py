@@ -15,7 +15,7 @@ from learner.requests.port import Ask, Busy, NoSuchVersion, RequestClass
 from learner.requests.sequence import LETTERS, RequestSequence, check_ask, parse_request_id
 from learner.rollouts.beside import Footprint, Taken
 from learner.rollouts.collector import STRANGERS_WORD
-from learner.rollouts.event_checks import event_fault
+from learner.rollouts.event_checks import add_event
 from learner.rollouts.outcomes import Cancel
 from p2p.errors import Refusal, ShoalError, UsageError
 from p2p.protocol.rollout import Generate, TokenEvent
@@ -180,27 +180,19 @@ class RequestBook:
             return Taken(late=True)
         if sequence.node != node:
             return self._refused(node, event, f"request {event.request_id} is not with this node")
-        wrong = event_fault(event, sequence.expected(self._published, self.vocab_size))
-        said, stop = event, sequence.ask.stop
-        if wrong is None:
-            try:
-                event = stop.cut(said, sequence.completion.ids, 0) if stop else said
-                sequence.completion.add(event)
-                sequence.completion.finish = ""  # the end is ours to tell
-            except ValueError as error:
-                wrong = str(error)
-        if wrong is not None:
-            refusal = Refusal(f"request {event.request_id}: {wrong}", peer=node, version=event.version)
+        added = add_event(sequence.completion, event, sequence.expected(self._published, self.vocab_size), sequence.ask.stop)
+        if added.event is None:
+            refusal = Refusal(f"request {event.request_id}: {added.wrong}", peer=node, version=event.version)
             return self._failed(sequence, refusal)
+        said, event = event, added.event
         count = event.count
         if count:
             sequence.since = now
             self.counts[sequence.ask.request_class]["tokens"] += count
             sequence.wake()
-        cut = event is not said  # the node does not know that a stop string ended it
-        sequence.finish = "stop" if cut else sequence.end()
+        sequence.finish = added.ending
         if sequence.finish:
-            cancel = ((node, sequence.request_id),) if cut and not said.finish else ()
+            cancel = ((node, sequence.request_id),) if added.cut and not said.finish else ()
             self._leave(sequence, "ended")
             return Taken(count, cancel=cancel, made=sequence.tokens - sequence.before)
         if event.finish == "interrupt":

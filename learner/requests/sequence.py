@@ -124,13 +124,6 @@ class RequestSequence:
             published=published, vocab_size=vocab_size,
         )  # fmt: skip
 
-    def end(self) -> str:
-        """How its tokens show that it has ended; "" when they do not."""
-        ids = self.completion.ids
-        if ids and ids[-1] in self.ask.stop_ids:
-            return "stop"
-        return "length" if len(ids) >= self.ask.max_new_tokens else ""
-
     def generate(self) -> Generate:
         """What a node is asked for: seed and sampling as in every attempt, the tokens so far as a prefix."""
         ask = self.ask

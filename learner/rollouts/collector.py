@@ -30,11 +30,11 @@ from learner.dispatch.forecast import GroupState, MemberState
 from learner.journal.records import ReservedGroup, UnfinishedGroup
 from learner.rollouts.episode_answers import EpisodeAnswers
 from learner.rollouts.episodes import over
-from learner.rollouts.event_checks import MIN_LOGPROB
+from learner.rollouts.event_checks import MIN_LOGPROB, add_event
 from learner.rollouts.group import (
     RunningGroup,
     RunningSample,
-    fault,
+    expected,
     finish_of,
     generate,
     min_version,
@@ -293,19 +293,14 @@ class Collector:
         if member.node != node:
             return EventRefused(self._refuse(node, event, f"request {event.request_id} is not with this node"))
 
-        wrong = fault(group, member, event, self._published, self.vocab_size)
-        said, stop = event, group.sampling.stop
-        if wrong is None:
-            try:
-                event = stop.cut(said, member.completion.ids, member.turn_start) if stop else said
-                # The end is ours to tell (see the module's docstring), so the flag is checked and not stored.
-                member.completion.add(event)
-                member.completion.finish = ""
-            except ValueError as error:
-                wrong = str(error)
-        if wrong is not None:
-            refusal = self._refuse(node, event, f"request {event.request_id}: {wrong}")
+        added = add_event(
+            member.completion, event, expected(group, member, self._published, self.vocab_size), group.sampling.stop,
+            member.turn_start,
+        )  # fmt: skip
+        if added.event is None:
+            refusal = self._refuse(node, event, f"request {event.request_id}: {added.wrong}")
             return self._failed(group, index, refusal, breach=True)
+        said, event, finish = event, added.event, added.ending
         count = event.count
         if count:
             member.made_by(node, event.start)
@@ -314,9 +309,7 @@ class Collector:
                 group_id, index, node=node, start=event.start, version=event.version, ids=event.packed_ids,
                 logprobs=event.packed_logprobs,
             )  # fmt: skip
-        cut = event is not said  # the node does not know that a stop string ended it
-        finish = "stop" if cut else finish_of(group, member)
-        cancel = ((node, event.request_id),) if cut and not said.finish else ()
+        cancel = ((node, event.request_id),) if added.cut and not said.finish else ()
         if finish and group.sampling.turns is not None:
             self.books.release(group, index)
             self.books.ask(group, index, over(group, member))

@@ -1,11 +1,15 @@
-"""What tokens from a node must be, for whichever class of requests. Pure. Must not know groups, attempts or who holds what."""
+"""What tokens from a node must be, and where they end a sequence, for whichever class of requests. Pure. Must not know groups,
+attempts or who holds what.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
-from p2p.protocol.rollout import FINISH_REASONS, TokenEvent
+from learner.rollouts.stop_strings import StopStrings
+from p2p.protocol.rollout import FINISH_REASONS, Completion, TokenEvent
 from p2p.version import Version
 
 MIN_LOGPROB = -60.0
@@ -57,3 +61,40 @@ def event_fault(event: TokenEvent, expected: Expected) -> str | None:
     if event.finish not in FINISH_REASONS:
         return f"unknown finish {event.finish!r:.40}"
     return None
+
+
+Ending = Literal["", "stop", "length"]
+"""How tokens show that their sequence has ended; "" when they do not."""
+
+
+class Added(NamedTuple):
+    """What came of an event's tokens."""
+
+    wrong: str | None = None
+    """what is wrong with them: none of them was added"""
+    event: TokenEvent | None = None
+    """what was added: without what came after a stop string; None where something is wrong"""
+    ending: Ending = ""
+    cut: bool = False
+    """a stop string ended it, which the node does not know"""
+
+
+def add_event(made: Completion, event: TokenEvent, expected: Expected, stop: StopStrings | None, start: int = 0) -> Added:
+    """Add an event of the node that holds the sequence to what is `made` of it; `stop` looks at the text from token `start` on.
+    The end is ours to tell: a node's flag is checked and not stored. Never raises on anything a node can send."""
+    wrong = event_fault(event, expected)
+    if wrong is not None:
+        return Added(wrong)
+    try:
+        added = stop.cut(event, made.ids, start) if stop is not None else event
+        made.add(added)
+    except ValueError as error:
+        return Added(str(error))
+    made.finish = ""
+    if added is not event:
+        return Added(None, added, "stop", cut=True)
+    if len(made.ids) <= start:  # what stands before the text was not made
+        return Added(None, added)
+    if made.ids[-1] in expected.stop_ids:
+        return Added(None, added, "stop")
+    return Added(None, added, "length" if len(made.ids) >= expected.limit else "")

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from learner.journal.records import ReservedGroup
-from learner.rollouts.event_checks import Expected, event_fault
+from learner.rollouts.event_checks import Expected
 from learner.rollouts.group_spec import GroupSpec
 from learner.rollouts.outcomes import Sampling, Stay
 from learner.tasks.port import Score
 from learner.trajectory import Finish, Gap, Maker, Trajectory
-from p2p.protocol.rollout import Completion, Generate, TokenEvent
+from p2p.protocol.rollout import Completion, Generate
 from p2p.version import Version
 
 ATTEMPTS = 10**9
@@ -217,12 +217,9 @@ def generate(group: RunningGroup, index: int, member: RunningSample) -> Generate
     )  # fmt: skip
 
 
-def fault(
-    group: RunningGroup, member: RunningSample, event: TokenEvent, published: Container[Version], vocab_size: int | None
-) -> str | None:
-    """What is wrong with an event of the node that holds this member, beyond what Completion.add checks."""
-    expected = Expected(
+def expected(group: RunningGroup, member: RunningSample, published: Container[Version], vocab_size: int | None) -> Expected:
+    """What the next tokens of this member must be."""
+    return Expected(
         held=len(member.completion.ids), limit=member.limit, stop_ids=group.sampling.stop_ids,
         least=min_version(group, member), published=published, vocab_size=vocab_size,
     )  # fmt: skip
-    return event_fault(event, expected)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from learner.rollouts.beside import Taken
-from learner.rollouts.event_checks import Expected, event_fault
+from learner.rollouts.event_checks import Expected, add_event
 from learner.rollouts.stop_strings import StopStrings
 from learner.trajectory import Trajectory
 from p2p.errors import Refusal
@@ -169,23 +169,15 @@ class ProbeBook:
         probe = self._held.get(node, {}).get(event.request_id)
         if probe is None:
             return Heard(Taken(late=True))
-        request, made, cut = probe.request, probe.completion, event
-        spans = made.spans
-        wrong = event_fault(event, Expected(
+        request, made = probe.request, probe.completion
+        added = add_event(made, event, Expected(
             held=len(made.ids), limit=request.max_new_tokens, stop_ids=request.stop_ids, published=self._published,
-            least=spans[-1].version if spans else request.min_version, vocab_size=self._vocab_size,
-        ))  # fmt: skip
-        if wrong is None:
-            try:
-                cut = self._stop.cut(event, made.ids, 0) if self._stop is not None else event
-                made.add(cut)
-                made.finish = ""
-            except ValueError as error:
-                wrong = str(error)
-        taken, last = 0 if wrong is not None else cut.count, made.ids[-1] if made.ids else None
-        probe.ended = wrong is None and (cut is not event or last in request.stop_ids or probe.tokens >= request.max_new_tokens)
-        if event.finish in ("error", "abort") and not probe.ended:
-            wrong = wrong or f"gave up with {event.finish}: {event.message:.200}"
+            least=made.spans[-1].version if made.spans else request.min_version, vocab_size=self._vocab_size,
+        ), self._stop)  # fmt: skip
+        wrong, taken = added.wrong, added.event.count if added.event is not None else 0
+        probe.ended = bool(added.ending)
+        if wrong is None and event.finish in ("error", "abort") and not probe.ended:
+            wrong = f"gave up with {event.finish}: {event.message:.200}"
         if wrong is not None:
             self.drop(probe)
             refusal = Refusal(f"request {event.request_id}: {wrong}", peer=node, version=event.version)
@@ -196,7 +188,7 @@ class ProbeBook:
             self.drop(probe)
         self.counts["ended"] += probe.ended
         self._shown[node] += probe.ended
-        cancel = ((node, event.request_id),) if cut is not event and not event.finish else ()
+        cancel = ((node, event.request_id),) if added.cut and not event.finish else ()
         return Heard(Taken(taken, cancel=cancel, made=probe.tokens * probe.ended), probe)
 
     def drop(self, probe: Probe) -> None:
