@@ -13,7 +13,7 @@ from learner.head.audits import MOST_WINDOW, Audits
 from learner.head.calibration_file import CALIBRATION_FILE, calibration_writer, kept_calibration, read_calibration
 from learner.head.head import Head
 from learner.head.own_groups import OwnGroups
-from learner.model_folder import ModelFolder
+from learner.model_folder import ModelFolder, size_in_words
 from learner.rollouts.outcomes import Sampling
 from p2p.errors import UsageError
 
@@ -34,7 +34,7 @@ def run_audits(
         longest=sampling.turn_end(0),
     )  # fmt: skip
     kept = run_dir / CALIBRATION_FILE
-    drawn = DrawnAt(sampling.temperature, sampling.top_p)
+    drawn = DrawnAt(sampling.temperature, sampling.top_p, size_in_words(model.path))
     given, earlier = read_calibration(a.calibration), kept_calibration(kept, drawn)
     try:
         calibration = Calibration.of(given, calibration_writer(kept), earlier, exact=a.dtype == "float32", drawn=drawn)

@@ -113,6 +113,14 @@ def number_in(values: dict[str, Any], key: str) -> int | None:
     return found if isinstance(found, int) else None
 
 
+def size_in_words(folder: Path) -> str:
+    """Which model it is, as far as config.json tells by its size: "qwen3, 28 layers of 1024, 151936 token ids". UsageError when
+    it cannot be read."""
+    values = read_model_config(folder)
+    layers, width, ids = (number_in(values, key) or 0 for key in ("num_hidden_layers", "hidden_size", "vocab_size"))
+    return f"{str(values.get('model_type', 'a model')):.40}, {layers} layers of {width}, {ids} token ids"
+
+
 def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 

@@ -32,11 +32,13 @@ and honest nodes were called wrong."""
 
 
 class DrawnAt(NamedTuple):
-    """How a run's nodes draw: what honest deviations hang on, beside rounding. A lower temperature makes more of each nat, and
-    where a nucleus ends draws are off."""
+    """How a run's nodes draw, and from what: honest deviations hang on it. A lower temperature makes more of each nat, where a
+    nucleus ends draws are off, and a larger model rounds more often."""
 
     temperature: float = 1.0
     top_p: float = 1.0
+    model: str = ""
+    """which, by its size, in words; "" where nobody said it, and then nothing is compared"""
 
 
 WHOLE = DrawnAt()
@@ -89,11 +91,16 @@ def from_json(text: str, drawn: DrawnAt) -> dict[NodeArithmetic, HonestMeans]:
         if found.get("rule") != RULE:
             raise UsageError("this is no calibration of audits, or one of another release: its bounds are measured otherwise "
                              "now, so a run has to measure them anew")  # fmt: skip
-        then = DrawnAt(float(found["temperature"]), float(found["top_p"]))
+        then = DrawnAt(float(found["temperature"]), float(found["top_p"]), str(found.get("model", "")))
         kinds = {NodeArithmetic(*kind.split("/")): _means(m) for kind, m in found["kinds"].items()}
     except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
         raise UsageError(f"this is no calibration of audits: {error}") from None
-    if then != drawn:
+    if then.model and drawn.model and then.model != drawn.model:
+        raise UsageError(
+            f"it was measured on {then.model:.100}, and this model is {drawn.model}, which rounds otherwise: honest nodes would "
+            "be called wrong, or cheats not found"
+        )
+    if then[:2] != drawn[:2]:
         raise UsageError(
             f"it was measured where nodes draw at temperature {then.temperature:g} and top_p {then.top_p:g}, and here they draw "
             f"at {drawn.temperature:g} and {drawn.top_p:g}: honest nodes would be called wrong, or cheats not found"

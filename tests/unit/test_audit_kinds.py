@@ -140,6 +140,15 @@ def test_what_was_measured_where_nodes_drew_otherwise_is_refused(then: DrawnAt, 
         Calibration.of(text, print, drawn=now)
 
 
+def test_what_was_measured_on_another_model_is_refused() -> None:
+    small, large = DrawnAt(model="qwen3, 2 layers of 64, 48 token ids"), DrawnAt(model="llama, 30 layers of 576, 49152 token ids")
+    text = to_json({EXACT: KINDS[str(EXACT)]}, small)
+    assert from_json(text, small) == from_json(text, WHOLE) == {EXACT: KINDS[str(EXACT)]}
+    assert from_json(to_json({EXACT: KINDS[str(EXACT)]}, WHOLE), large), "a file of before says nothing of it"
+    with pytest.raises(UsageError, match="measured on qwen3, 2 layers of 64, .* this model is llama, 30 layers of 576"):
+        Calibration.of(text, print, drawn=large)
+
+
 def test_a_calibration_of_noise_is_kept_and_one_of_another_form_is_refused() -> None:
     kept = {EXACT: KINDS[str(EXACT)], ROUNDS: KINDS[str(ROUNDS)]}
     assert from_json(to_json(kept, WHOLE), WHOLE) == kept
