@@ -118,7 +118,7 @@ def size_in_words(folder: Path) -> str:
     it cannot be read."""
     values = read_model_config(folder)
     layers, width, ids = (number_in(values, key) or 0 for key in ("num_hidden_layers", "hidden_size", "vocab_size"))
-    return f"{str(values.get('model_type', 'a model')):.40}, {layers} layers of {width}, {ids} token ids"
+    return f"{values.get('model_type', 'a model')!s:.40}, {layers} layers of {width}, {ids} token ids"
 
 
 def _tokenizer(folder: Path) -> Any:

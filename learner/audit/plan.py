@@ -52,6 +52,9 @@ LOOK_TOKENS = 16_384
 """Tokens of completions under way that one look at what the trainer waits for takes at the most, and one completion more: it
 looks four times a second, and a thousand nodes hold four thousand sequences."""
 
+SOON_TOKENS = 8_192
+"""Tokens that wait beyond which probes are looked at when they are over, and not before."""
+
 OWN_KIND = NodeArithmetic("transformers", "bfloat16", "cpu")
 """What an auditor on a processor can compute itself."""
 
@@ -177,10 +180,12 @@ class AuditPlan:
         return tokens if parts else 0
 
     def probe(self, probe: Probe) -> bool:
-        """There is more of a probe, or it is over: all of it is checked, as far as `looks_at` says so, and when it has ended.
-        Whether anything waits from here on."""
-        key, due = LookKey(-probe.number, probe.request.seed), probe.ended
-        if due or self.looks_at(*key, probe.tokens, (probe.node,)):
+        """There is more of a probe, or it is over. All of it is checked when it is, whether it ended or not; before, as far as
+        `looks_at` says so and there is room for it. Whether anything waits from here on."""
+        key, due = LookKey(-probe.number, probe.request.seed), probe.over and probe.tokens > 0
+        if not probe.over and self._has_room(probe.node, len(probe.request.prompt_ids) + probe.tokens):
+            due = self.looks_at(*key, probe.tokens, (probe.node,))
+        if due:
             made = probe.so_far()
             left = self._looks.behind(key, made.completion_ids, list(parts_of(made)))
             parts = [part for part in left if self.standing.audit_share(part.node) > 0 and self._has_state(made, part)]
@@ -191,6 +196,10 @@ class AuditPlan:
             self.counts["probed"] += probe.tokens
             self._looks.ended(key.group_id)
         return due
+
+    def _has_room(self, node: str, tokens: int) -> bool:
+        """Whether so many tokens of a node's would be read soon: asked first, since it is asked of each event."""
+        return self.waiting_tokens + tokens <= SOON_TOKENS and self._waiting.takes(node, tokens)
 
     def remade(self, node: str) -> None:
         """What this node makes under way is made again."""

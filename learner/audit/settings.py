@@ -26,7 +26,7 @@ class AuditSection(Section):
     calibration: str = ""
     """File of what honest nodes' deviations are, by engine, type and device, as an earlier run of the same model wrote it
     (audit-calibration.json in its directory). Kinds that it names are not measured anew. One of a run that drew at another
-    rollout.temperature or rollout.top_p, or from a model of another size, is refused. "" goes on with what this run measured before, and measures on trusted
-    nodes, and in bfloat16 itself."""
+    rollout.temperature or rollout.top_p, or from a model of another size, is refused. "" goes on with what this run measured
+    before, and measures on trusted nodes, and in bfloat16 itself."""
     false_alarm: float = Field(default=FALSE_ALARM, gt=0, le=0.01)
     """Chance that an honest node is ever called wrong in a run, however long that is."""

@@ -73,6 +73,10 @@ class WaitingLines(Generic[Waits]):
             most = max(self._kinds, key=lambda kind: sum(of.tokens for of in kind.values()))
             self.dropped(self._take(most, max(most, key=lambda name: most[name].tokens), newest=True))
 
+    def takes(self, node: str, tokens: int) -> bool:
+        """Whether there is room for so many of a node's tokens beside all that waits of it."""
+        return sum(kind[node].tokens for kind in self._kinds if node in kind) + tokens <= self.peer_tokens
+
     def takes_first(self, node: str, tokens: int) -> bool:
         """Whether there is room for so many of a node's tokens beside what comes first of its own."""
         line = self._kinds[2].get(node)

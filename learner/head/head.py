@@ -145,18 +145,13 @@ class Head(SwarmOwner):
         """Serve the swarm until cancelled. sqlite3.Error when the journal cannot be written."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self.swarm.run)
-            nursery.start_soon(self.rollouts.buffers.score_whole)
-            nursery.start_soon(self.rollouts.keep_dispatched)
-            nursery.start_soon(self.rollouts.keep_migrating)
-            nursery.start_soon(self.rollouts.keep_hedged)
-            nursery.start_soon(self.rollouts.keep_answered)
-            nursery.start_soon(self.rollouts.tokens.run)
-            nursery.start_soon(self.requests.run)
-            nursery.start_soon(self.evaluations.runner.run)
-            nursery.start_soon(self.samples.run)
-            nursery.start_soon(self._tick)
-            nursery.start_soon(give_back_now_and_then)
-            nursery.start_soon(self._until_faulted)
+            for part in (
+                self.rollouts.buffers.score_whole, self.rollouts.keep_dispatched, self.rollouts.keep_migrating,
+                self.rollouts.keep_hedged, self.rollouts.keep_answered, self.rollouts.tokens.run, self.requests.run,
+                self.probing.run, self.evaluations.runner.run, self.samples.run, self._tick, give_back_now_and_then,
+                self._until_faulted,
+            ):  # fmt: skip
+                nursery.start_soon(part)
             if self.audits is not None:
                 nursery.start_soon(self.audits.run)
             if self.provider is not None:
@@ -211,8 +206,9 @@ class Head(SwarmOwner):
 
     def _plain_views(self) -> list[NodeView]:
         """The same without what follows from their standing."""
-        load, active, now = self.rollouts.load, self.generates, self.now()
-        return [node.view(load(peer), self.epoch, now, active(peer)) for peer, node in self.nodes.items()]
+        load, beside, active, now = self.rollouts.load, self.rollouts.beside.footprint, self.generates, self.now()
+        views = (node.view(load(p), self.epoch, now, active(p), beside=beside(p)) for p, node in self.nodes.items())
+        return list(map(self.rollouts.steering.forecast.view, views))
 
     def _request_views(self) -> list[NodeView]:
         """The same with what training's forecast knows of each."""

@@ -6,7 +6,10 @@ A thin shell around `ProbeBook`. Must not know what a check is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from random import SystemRandom
 from typing import Protocol
+
+import trio
 
 from learner.dispatch.node_table import NodeView
 from learner.head.trust import Trust
@@ -18,8 +21,8 @@ from p2p.protocol.generation import Abort, Rejected
 from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
 
-UNKNOWN_GROWTH = 256
-"""Tokens that one which has fewer will probably still make; others as many as they have."""
+LOOK_S = 0.25
+"""Seconds between two looks at what is under way."""
 
 
 class ProbeChecks(Protocol):
@@ -43,7 +46,9 @@ class Probing(BesideTraining):
         self._others, self._rollouts, self._trust = others, rollouts, trust
         self._nodes, self._send, self._now = nodes, send, now
         self._published: set[Version] = set()
-        self.book = ProbeBook(rollouts.collector.vocab_size, rollouts.settings.sampling.stop, self._published)
+        self.book = ProbeBook(
+            rollouts.collector.vocab_size, rollouts.settings.sampling.stop, self._published, SystemRandom().random
+        )
         self.checks: ProbeChecks | None = None
         """without it there are none"""
 
@@ -51,24 +56,32 @@ class Probing(BesideTraining):
 
     def given(self, out: GivenOut) -> None:
         """On alert, with copies of it: an original and its copies come in no order that tells which is which."""
-        now = self._now()
-        self._stop(self.book.expire(now))
         if not self._trust.on_alert():
             self.book.rest()
             return
         if out and self.checks is not None and self.checks.has_room:
             given = [(peer, request) for peer, requests in out.items() for request in requests]
-            for peer, request in self.book.give(given, self._free(), now):
+            for peer, request in self.book.give(given, self._free(), self._now()):
                 out.setdefault(peer, []).append(request)
                 self._trust.probes_given()
         for requests in out.values():  # all of them, or those would tell that have a copy among them
             requests.sort(key=lambda r: r.request_id)
 
+    async def run(self) -> None:
+        """For ever: give up those that are late."""
+        while True:
+            await trio.sleep(LOOK_S)
+            if self.book.under_way:
+                self._trust.probes_given()
+                self._stop(self.book.expire(self._now(), self._rollouts.rescue.usual))
+
     def _free(self) -> list[FreeNode]:
         standing = self._trust.standing
         return [
-            FreeNode(n.peer, n.version, standing.may_hold(n.peer, n.capacity) - n.load, standing.found_wrong(n.peer))
-            for n in self._nodes()
+            FreeNode(
+                n.peer, n.version, standing.may_hold(n.peer, n.capacity) - n.load, standing.found_wrong(n.peer),
+                Footprint(n.context, n.growth), n.room,
+            ) for n in self._nodes()
             if n.live and not n.draining and standing.proven(n.peer) and not standing.trusts(n.peer)
         ]  # fmt: skip
 
@@ -91,7 +104,7 @@ class Probing(BesideTraining):
         if heard.probe is not None:
             self._look(heard.probe)
         if heard.taken.made:
-            self._trust.ended(peer, heard.taken.made)
+            self._trust.standing.ended(peer, heard.taken.made)  # beside what the unproven have a share of
         return heard.taken._replace(made=0)  # it was not silent, or quick, in anybody's place
 
     def on_rejected(self, peer: str, message: Rejected) -> None:
@@ -99,7 +112,7 @@ class Probing(BesideTraining):
         if not self.book.owns(peer, message.request_id):
             self._others.on_rejected(peer, message)
         elif (probe := self.book.working(peer).get(message.request_id)) is not None:
-            self.book.drop(probe)
+            self.book.drop(probe, self._now())
             self._look(probe)
 
     def take(self, peer: str, request_id: str, reason: str) -> None:
@@ -107,13 +120,13 @@ class Probing(BesideTraining):
             self._others.take(peer, request_id, reason)
 
     def on_node_lost(self, peer: str) -> int:
-        for probe in self.book.lost(peer):
+        for probe in self.book.lost(peer, self._now()):
             self._look(probe)
         return self._others.on_node_lost(peer)
 
     def take_back(self, peer: str) -> TakenBack:
         """What `peer` made is not believed: see `take_back`. Its probe is over."""
-        self._stop(self.book.lost(peer))
+        self._stop(self.book.lost(peer, self._now()))
         self.book.anew(peer)
         return take_back(self._rollouts, peer)
 
@@ -135,11 +148,9 @@ class Probing(BesideTraining):
         return [*self._others.working(peer), *self.book.working(peer)]
 
     def footprint(self, peer: str) -> Footprint:
-        """What all of it takes. How long a copy becomes nobody foretells."""
-        others, probes = self._others.footprint(peer), self.book.working(peer).values()
-        context = sum(len(probe.request.prompt_ids) + probe.tokens for probe in probes)
-        growth = sum(min(p.request.max_new_tokens - p.tokens, max(p.tokens, UNKNOWN_GROWTH)) for p in probes)
-        return Footprint(others.context + context, others.growth + growth)
+        """What all of it takes."""
+        those = [self._others.footprint(peer), *(probe.footprint for probe in self.book.working(peer).values())]
+        return Footprint(*map(sum, zip(*those, strict=True)))
 
     def progress(self) -> dict[str, dict[str, int]]:
         """Without probes: nobody waits for them, so none is late."""

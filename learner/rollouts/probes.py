@@ -10,12 +10,15 @@ know how a token is checked, or links.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, zip_longest
 from typing import NamedTuple
 
-from learner.rollouts.beside import Taken
+from learner.dispatch.node_table import FILL, peak
+from learner.rollouts.beside import Footprint, Taken
 from learner.rollouts.event_checks import Expected, add_event
+from learner.rollouts.silences import SLOWER, Usual
 from learner.rollouts.stop_strings import StopStrings
 from learner.trajectory import Trajectory
 from p2p.errors import Refusal
@@ -27,19 +30,44 @@ from p2p.version import Version
 COPIES = 3
 """Copies of a sequence: of those that get it for the first time, so many in four are found by what nobody waits for."""
 
-MOST_PROBES = 16
-"""Probes that a node ends in one alert, unless it was found wrong meanwhile. Who cheats in one completion of ten is found by
-these in five cases of six."""
+MOST_PROBES, FADE_S = 16, 30.0
+"""Probes that a node is given at once in an alert, unless it was found wrong meanwhile, and one more each so many seconds. Who
+cheats in one completion of ten is found by the first ones in five cases of six; who waits until they are over, by those after."""
 
-MOST_AT_ONCE = 64
-"""Probes under way: what they make waits to be checked."""
+MOST_AT_ONCE, AT_NODE = 64, 2
+"""Probes under way, and at a node. What they make waits to be checked. Were it one at a node, who keeps one for long would know
+all else for what it is."""
+
+MOST_TOKENS = 65_536
+"""Tokens that all which are under way have, with their prompts and what they will probably still make: an auditor on a processor
+reads them in some fifteen seconds."""
+
+UNKNOWN_GROWTH = 256
+"""Tokens that one which has fewer will probably still make; others as many as they have."""
 
 PROBE_S, MOST_S = 60.0, 600.0
-"""Seconds without a token after which a probe is given up, and after which it is in any case. Nobody is doubted for it: nobody
-waits."""
+"""Seconds without a token after which a probe is given up, and after which it is in any case."""
+
+MISSES = 3
+"""Copies that suit no node, after which nobody is looked for at this moment: each look goes through all nodes."""
+
+ID_BYTES = 4
+"""Of a packed token id."""
+
+PATIENCE = (1.0, 4.0)
+"""It is given up sooner where it is silent for so many times as long as what is made at once, or has come SLOWER times slower
+than is usual for as long; how many times is drawn for each. An original is taken for that while the trainer waits: who is silent
+shall not see soon that nobody waits for it. Nobody is doubted for it."""
+
+WAITS_S = (0.5, 30.0)
+"""A node of which a probe was given up, or that gave one back, is given none for so long: doubled each time up to the second,
+until it ends one. Else who gives back at once has all of them."""
 
 MOST_OVER = 16_384
 """Probes that are over and whose late tokens are still known for what they are."""
+
+MOST_KNOWN = 4_096
+"""Nodes that hold none and of which it is known what they were given."""
 
 
 class FreeNode(NamedTuple):
@@ -52,6 +80,19 @@ class FreeNode(NamedTuple):
     """places that it has"""
     found_wrong: bool = False
     """it gets nothing else until it has shown what it makes"""
+    holds: Footprint = Footprint()
+    """what its sequences take of its key-value memory"""
+    room: float = 0.0
+    """tokens that this memory has; 0 when it does not say"""
+
+    def fits(self, request: GenerateRequest) -> bool:
+        """Whether it has memory for one more, as the dispatcher asks it."""
+        if not self.room or not self.holds.context:
+            return True
+        growth = min(request.max_new_tokens, UNKNOWN_GROWTH)
+        return bool(
+            peak(self.holds.context + len(request.prompt_ids) // ID_BYTES, self.holds.growth + growth) <= FILL * self.room
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +106,10 @@ class Probe:
     """when"""
     since: float
     """when it was given, or brought its last tokens"""
+    patience: float
+    """times as long as others it may be silent or slow"""
+    began: float | None = None
+    """when its first tokens came"""
     completion: Completion = field(default_factory=Completion)
     ended: bool = False
     """as asked"""
@@ -76,6 +121,12 @@ class Probe:
         """That it has so far."""
         return len(self.completion.ids)
 
+    @property
+    def footprint(self) -> Footprint:
+        """What it takes. How long it becomes nobody foretells."""
+        growth = min(self.request.max_new_tokens - self.tokens, max(self.tokens, UNKNOWN_GROWTH))
+        return Footprint(float(len(self.request.prompt_ids) + self.tokens), float(growth))
+
     def so_far(self) -> Trajectory:
         """What it comes to if it ends here."""
         made = self.completion
@@ -83,6 +134,39 @@ class Probe:
             prompt_ids=self.request.prompt_ids, completion_ids=tuple(made.ids), logprobs=tuple(made.logprobs),
             spans=tuple(made.spans), finish="length", node=self.node, seed=self.request.seed,
         )  # fmt: skip
+
+    def late(self, now: float, usual: Usual) -> bool:
+        """Whether it is given up. `usual`: what is, of this node's."""
+        at_once_s = self.patience * usual.at_once_s
+        if not (0 <= now - self.since < min(PROBE_S, at_once_s) and now - self.given < MOST_S):
+            return True
+        lasts_s = now - self.began if self.began is not None else 0.0
+        return lasts_s > at_once_s and SLOWER * self.tokens < lasts_s * usual.tokens_per_s
+
+
+@dataclass(slots=True)
+class _Known:
+    """Of a node."""
+
+    held: dict[str, Probe] = field(default_factory=dict)
+    """request id -> what it works on"""
+    given: float = 0.0
+    """probes since the alert began, of late: see `shown`"""
+    at: float = 0.0
+    """when the last one was"""
+    waits_until: float = float("-inf")
+    """it is given none before"""
+    waited_s: float = 0.0
+    """how long that was last"""
+
+    def shown(self, now: float) -> float:
+        """Probes that it was given, one forgotten each FADE_S."""
+        return max(0.0, self.given - max(0.0, now - self.at) / FADE_S)
+
+    def gave_none(self, now: float) -> None:
+        """One did not end."""
+        self.waited_s = min(max(2 * self.waited_s, WAITS_S[0]), WAITS_S[1])
+        self.waits_until = now + self.waited_s
 
 
 class Heard(NamedTuple):
@@ -94,27 +178,41 @@ class Heard(NamedTuple):
 
 
 class ProbeBook:
-    """All of one learner's life. `stop`: strings that end a sequence; `published`: versions of which tokens may come."""
+    """All of one learner's life. `stop`: strings that end a sequence; `published`: versions of which tokens may come; `draw()`: a
+    number from 0 to 1 that no node knows."""
 
-    def __init__(self, vocab_size: int | None, stop: StopStrings | None, published: Container[Version]) -> None:
-        self._vocab_size, self._stop, self._published = vocab_size, stop, published
-        self._held: dict[str, dict[str, Probe]] = {}
-        """node -> request id -> what it works on"""
+    def __init__(
+        self, vocab_size: int | None, stop: StopStrings | None, published: Container[Version], draw: Callable[[], float]
+    ) -> None:
+        self._vocab_size, self._stop, self._published, self._draw = vocab_size, stop, published, draw
+        self._nodes: dict[str, _Known] = {}
+        """the one that was given something last is the last"""
+        self._under_way: dict[int, Probe] = {}
+        """by number"""
         self._over: dict[str, None] = {}
         """"node request-id" of what is not looked for any more, oldest first"""
-        self._shown: Counter[str] = Counter()
-        """probes of each node that ended since the alert began"""
+        self._rests = True
+        """nothing was given since the last alert"""
         self._last = 0
         self.counts: Counter[str] = Counter()
         """"given", "ended", and "tokens" that came of them"""
 
     def rest(self) -> None:
         """There is no alert: in the next one each node is probed anew."""
-        self._shown.clear()
+        if not self._rests:
+            self._rests = True
+            for known in self._nodes.values():
+                known.given = 0.0
 
     def anew(self, node: str) -> None:
         """It was found wrong, and has as much to show again."""
-        del self._shown[node]
+        if node in self._nodes:
+            self._nodes[node].given = 0.0
+
+    @property
+    def under_way(self) -> int:
+        """How many are."""
+        return len(self._under_way)
 
     # ---- work out
 
@@ -122,51 +220,76 @@ class ProbeBook:
         self, given: Iterable[tuple[str, GenerateRequest]], nodes: Sequence[FreeNode], now: float
     ) -> list[tuple[str, GenerateRequest]]:
         """`given`: what goes out now, and to whom; `nodes`: those that may be given a probe, full ones too. Who is given a copy
-        of which: COPIES of each that begins, MOST_AT_ONCE under way in all and in no more than half of the places that are
-        free, one at a node. First those that were found wrong, then those that were probed least."""
+        of which: COPIES of each that begins, as far as there is room for MOST_AT_ONCE and MOST_TOKENS under way, and in no more
+        than half of the places that are free; one at a node now. Those that were found wrong and others by turns, of each
+        first those that were given fewest."""
         places = sum(max(0, n.free) for n in nodes)
-        most = min(MOST_AT_ONCE, (places + len(self._held)) // 2)
-        free = [
-            n for n in nodes
-            if n.free > 0 and n.peer not in self._held and (n.found_wrong or self._shown[n.peer] < MOST_PROBES)
-        ]  # fmt: skip
-        free.sort(key=lambda n: (not n.found_wrong, self._shown[n.peer], n.peer))
-        newest = max((n.version for n in free), default=None)
+        most = min(MOST_AT_ONCE, (places + len(self._under_way)) // 2)
+        fresh = [(peer, r) for peer, r in given if not r.prefix_ids and r.exact_version is None][:MOST_AT_ONCE]
+        free = self._in_turn(nodes, min((r.min_version for _, r in fresh), default=None), now)
+        tokens = sum(sum(probe.footprint) for probe in self._under_way.values())
         out: list[tuple[str, GenerateRequest]] = []
-        fresh = [
-            (peer, r) for peer, r in given
-            if newest is not None and not r.prefix_ids and r.exact_version is None and r.min_version <= newest
-        ]  # fmt: skip
+        misses = 0
         for peer, request in fresh * COPIES:
-            if not free or len(self._held) >= most:
+            if not free or len(self._under_way) >= most or tokens >= MOST_TOKENS or misses >= MISSES:
                 break
-            node = next((n for n in free if n.peer != peer and n.version >= request.min_version), None)
-            if node is None or f"{node.peer} {request.request_id}" in self._over:
+            node = next((n for n in free if n.peer != peer and self._suits(n, request)), None)
+            if node is None:
+                misses += 1
                 continue
             free.remove(node)
-            self._last += 1
-            self._held[node.peer] = {request.request_id: Probe(self._last, node.peer, request.generate(), now, now)}
-            self.counts["given"] += 1
+            tokens += sum(self._begin(node.peer, request, now).footprint)
             out.append((node.peer, request))
         return out
 
-    def expire(self, now: float) -> list[Probe]:
-        """Those that brought nothing for PROBE_S, or are under way for MOST_S, are given up."""
-        held = [probe for of in self._held.values() for probe in of.values()]
-        late = [p for p in held if not (0 <= now - p.since < PROBE_S and now - p.given < MOST_S)]
+    def _in_turn(self, nodes: Sequence[FreeNode], least: Version | None, now: float) -> list[FreeNode]:
+        """Those that may be given one of `least` or newer, in the order in which they are."""
+        if least is None:
+            return []
+        turns: tuple[list[tuple[float, float, FreeNode]], ...] = ([], [])
+        for n in nodes:
+            known = self._nodes.get(n.peer) or _Known()
+            shown = known.shown(now)
+            may = n.free > 0 and n.version >= least and len(known.held) < AT_NODE and now >= known.waits_until
+            if may and (n.found_wrong or shown <= MOST_PROBES - 1):
+                turns[n.found_wrong].append((shown, self._draw(), n))
+        for turn in turns:
+            turn.sort(key=lambda one: one[:2])
+        pairs = zip_longest(turns[True], turns[False])
+        return [one[2] for one in chain.from_iterable(pairs) if one is not None]
+
+    def _suits(self, node: FreeNode, request: GenerateRequest) -> bool:
+        able = node.version >= request.min_version and not self.owns(node.peer, request.request_id)
+        return able and node.fits(request)
+
+    def _begin(self, node: str, request: GenerateRequest, now: float) -> Probe:
+        known = self._nodes.pop(node, None) or _Known()
+        known.given, known.at, self._nodes[node] = known.shown(now) + 1, now, known
+        forget_oldest(self._nodes, MOST_KNOWN, stays=lambda one: bool(self._nodes[one].held) or one == node)
+        self._last += 1
+        patience = PATIENCE[0] + (PATIENCE[1] - PATIENCE[0]) * self._draw()
+        probe = Probe(self._last, node, request.generate(), now, now, patience)
+        known.held[request.request_id] = self._under_way[self._last] = probe
+        self.counts["given"] += 1
+        self._rests = False
+        return probe
+
+    def expire(self, now: float, usual: Callable[[str], Usual]) -> list[Probe]:
+        """Those that are late are given up. `usual(node)`: what is, of its."""
+        late = [probe for probe in self._under_way.values() if probe.late(now, usual(probe.node))]
         for probe in late:
-            self.drop(probe)
+            self.drop(probe, now)
         return late
 
     # ---- work in
 
     def owns(self, node: str, request_id: str) -> bool:
         """Whether this is, or was, a probe there."""
-        return request_id in self._held.get(node, ()) or f"{node} {request_id}" in self._over
+        return request_id in self.working(node) or f"{node} {request_id}" in self._over
 
     def tokens(self, node: str, event: TokenEvent, now: float) -> Heard:
         """Take one event of what `owns` knows. Never raises on anything a node can send."""
-        probe = self._held.get(node, {}).get(event.request_id)
+        probe = self.working(node).get(event.request_id)
         if probe is None:
             return Heard(Taken(late=True))
         request, made = probe.request, probe.completion
@@ -178,35 +301,41 @@ class ProbeBook:
         probe.ended = bool(added.ending)
         if wrong is None and event.finish in ("error", "abort") and not probe.ended:
             wrong = f"gave up with {event.finish}: {event.message:.200}"
+        if taken:
+            probe.since, probe.began = now, now if probe.began is None else probe.began
+            self.counts["tokens"] += taken
         if wrong is not None:
-            self.drop(probe)
+            self.drop(probe, now)
             refusal = Refusal(f"request {event.request_id}: {wrong}", peer=node, version=event.version)
             return Heard(Taken(taken, refusal, ((node, event.request_id),)), probe)
-        probe.since = now if taken else probe.since
-        self.counts["tokens"] += taken
         if probe.ended or event.finish:
-            self.drop(probe)
+            self.drop(probe, now)
         self.counts["ended"] += probe.ended
-        self._shown[node] += probe.ended
         cancel = ((node, event.request_id),) if added.cut and not event.finish else ()
         return Heard(Taken(taken, cancel=cancel, made=probe.tokens * probe.ended), probe)
 
-    def drop(self, probe: Probe) -> None:
+    def drop(self, probe: Probe, now: float) -> None:
         """It is over. What still comes of it is nobody's fault."""
-        probe.over, held = True, self._held.get(probe.node, {})
-        if held.pop(probe.request.request_id, None) is not None:
-            self._over[f"{probe.node} {probe.request.request_id}"] = None
-            forget_oldest(self._over, MOST_OVER)
-        if not held:
-            self._held.pop(probe.node, None)
+        known = self._nodes.get(probe.node)
+        if probe.over or known is None:
+            return
+        probe.over = True
+        del known.held[probe.request.request_id], self._under_way[probe.number]
+        self._over[f"{probe.node} {probe.request.request_id}"] = None
+        forget_oldest(self._over, MOST_OVER)
+        if probe.ended:
+            known.waited_s = 0.0
+        else:
+            known.gave_none(now)
 
-    def lost(self, node: str) -> list[Probe]:
+    def lost(self, node: str, now: float) -> list[Probe]:
         """What it holds is over: it is gone, or not believed."""
-        held = list(self._held.get(node, {}).values())
+        held = list(self.working(node).values())
         for probe in held:
-            self.drop(probe)
+            self.drop(probe, now)
         return held
 
     def working(self, node: str) -> Mapping[str, Probe]:
         """Request id -> what `node` works on."""
-        return self._held.get(node, {})
+        known = self._nodes.get(node)
+        return known.held if known is not None else {}

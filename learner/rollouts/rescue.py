@@ -24,7 +24,7 @@ from learner.rollouts.hedging import Fleet, Way, free_places, moves, to_hedge
 from learner.rollouts.hold_ups import GivenBack, HoldUps, HoldUpVerdict
 from learner.rollouts.outcomes import Accepted, Cancel, Requeued
 from learner.rollouts.paces import STAYS, PaceWatch
-from learner.rollouts.silences import HELD_UP_S, HURRY, MANY_S, SLOWER, SilenceWatch
+from learner.rollouts.silences import HELD_UP_S, HURRY, MANY_S, SLOWER, SilenceWatch, Usual
 from learner.rollouts.stalls import Stall, StallWatch
 from learner.rollouts.strangers_time import StrangersTime
 from learner.standing.port import NodeConduct
@@ -100,6 +100,10 @@ class Rescue:
         self.took_from: Callable[[str, float, float], None] = lambda peer, now, rest_s: None
         """hears of a node from which something was taken; the head sets it, and keeps work from the node for a while, for these
         seconds at least"""
+
+    def usual(self, node: str) -> Usual:
+        """What is usual of what ends, and of this node's."""
+        return self._silences.usual(node)
 
     def look(self, now: float, nodes: Callable[[], Iterable[NodeView]]) -> None:
         """Take what stalls, falls behind or was asked back in vain."""

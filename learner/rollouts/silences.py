@@ -82,6 +82,15 @@ class Early(NamedTuple):
     """its node is to blame, if another one makes it at once"""
 
 
+class Usual(NamedTuple):
+    """What is usual of what ends."""
+
+    at_once_s: float = math.inf
+    """seconds of silence at most of what is made at once; infinite while that is not known"""
+    tokens_per_s: float = 0.0
+    """of a sequence; 0 while that is not known"""
+
+
 class SilenceWatch:
     """`look` is called every few seconds with all that nodes hold, `ended` with what ends as asked, and `behind` at any time.
     `sees_slow`: whether what comes slowly counts."""
@@ -218,6 +227,11 @@ class SilenceWatch:
         """Whether it has come so much slower than what this node makes: a slow device is nobody's fault."""
         own = self._rates_of.get(node)
         return own is not None and self._slower(node, request_id, now, median(own), SLOW_SHARE)
+
+    def usual(self, node: str) -> Usual:
+        """Of this node's: it may be slow itself."""
+        own = self._rates_of.get(node)
+        return Usual(self.at_once_s, self.usual_rate if own is None else min(self.usual_rate, median(own)))
 
     def _slower(self, node: str, request_id: str, now: float, rate: float, share: float) -> bool:
         seen = self._seen.get((node, request_id))

@@ -16,6 +16,7 @@ from learner.audit.calibration import Calibration
 from learner.audit.deviations import Deviations, OwnDeviations
 from learner.audit.wire import Frames, read_claims, score_answer
 from learner.head.audits import Audits
+from learner.rollouts.probes import AT_NODE
 from learner.standing.wave import ALERT_COMPLETIONS, WAVE_COMPLETIONS
 from p2p.protocol.generation import GenerateRequest, Tokens
 from p2p.protocol.rollout import Generate, TokenEvent
@@ -121,7 +122,7 @@ async def test_who_was_found_wrong_gets_nothing_else_until_enough_was_sound(tmp_
         standing.checked, head.rollouts.collector.assign = checked, assign  # type: ignore[method-assign]
         with trio.fail_after(600):
             while any(standing.found_wrong(n.peer) for n in nodes):
-                assert all(len(book.working(n.peer)) <= 1 for n in nodes)
+                assert all(len(book.working(n.peer)) <= AT_NODE for n in nodes)
                 await trio.sleep(0.05)
         assert not given
         needed = sorted(sound[n.peer] for n in nodes)  # two were found before it was a wave

@@ -145,7 +145,7 @@ def test_what_was_measured_on_another_model_is_refused() -> None:
     text = to_json({EXACT: KINDS[str(EXACT)]}, small)
     assert from_json(text, small) == from_json(text, WHOLE) == {EXACT: KINDS[str(EXACT)]}
     assert from_json(to_json({EXACT: KINDS[str(EXACT)]}, WHOLE), large), "a file of before says nothing of it"
-    with pytest.raises(UsageError, match="measured on qwen3, 2 layers of 64, .* this model is llama, 30 layers of 576"):
+    with pytest.raises(UsageError, match=r"measured on qwen3, 2 layers of 64, .* this model is llama, 30 layers of 576"):
         Calibration.of(text, print, drawn=large)
 
 

@@ -9,7 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.rollouts.probes import COPIES, MOST_AT_ONCE, MOST_PROBES, MOST_S, PROBE_S, FreeNode, Probe, ProbeBook
+from learner.rollouts.beside import Footprint
+from learner.rollouts.probes import (
+    AT_NODE,
+    COPIES,
+    FADE_S,
+    MOST_AT_ONCE,
+    MOST_PROBES,
+    MOST_S,
+    MOST_TOKENS,
+    PATIENCE,
+    PROBE_S,
+    WAITS_S,
+    FreeNode,
+    Probe,
+    ProbeBook,
+)
+from learner.rollouts.silences import SLOWER, Usual
 from p2p.protocol.generation import GenerateRequest
 from p2p.protocol.rollout import Generate, TokenEvent
 from p2p.version import Version
@@ -23,8 +39,8 @@ def request(name: str = "7.0.0", **more: Any) -> GenerateRequest:
     return GenerateRequest.of(Generate(name, (1, 2), **values))
 
 
-def node(peer: str, free: int = 4, found_wrong: bool = False, version: Version = V1) -> FreeNode:
-    return FreeNode(peer, version, free, found_wrong)
+def node(peer: str, free: int = 4, found_wrong: bool = False, version: Version = V1, **more: Any) -> FreeNode:
+    return FreeNode(peer, version, free, found_wrong, **more)
 
 
 def event(name: str, start: int, ids: list[int], version: Version = V1, finish: str = "") -> TokenEvent:
@@ -32,7 +48,11 @@ def event(name: str, start: int, ids: list[int], version: Version = V1, finish: 
 
 
 def opened() -> ProbeBook:
-    return ProbeBook(VOCABULARY, None, {V1, V2})
+    return ProbeBook(VOCABULARY, None, {V1, V2}, draw=lambda: 0.0)
+
+
+def unknown(peer: str) -> Usual:
+    return Usual()
 
 
 def held(book: ProbeBook, peer: str) -> Probe:
@@ -63,9 +83,88 @@ def test_those_that_were_probed_least_come_first_and_none_beyond_its_number() ->
     assert [peer for peer, _ in book.give([("other", request("900.0.0"))], [node(p) for p in peers], 0.0)] == ["a"]
     assert not book.give([("a", request("900.1.0"))], [node("b"), node("c")], 0.0)
     assert book.give([("a", request("900.2.0"))], [node("b", found_wrong=True), node("c")], 0.0), "it has more to show"
-    book.lost("b")
+    assert book.give([("a", request("900.3.0"))], [node("b"), node("c")], FADE_S) == [("c", request("900.3.0"))], "one more"
+    assert not book.give([("a", request("900.4.0"))], [node("b"), node("c")], FADE_S)
     book.rest()
-    assert len(book.give([("other", request("901.0.0"))], [node(p) for p in peers], 0.0)) == COPIES, "another alert"
+    assert len(book.give([("other", request("901.0.0"))], [node(p) for p in peers], FADE_S)) == COPIES, "another alert"
+
+
+def test_all_are_given_some_for_as_long_as_an_alert_lasts() -> None:
+    """All of a node's came in the first seconds of ten minutes, so who waited for these to be over was never probed again."""
+    book, per = opened(), [0] * 20
+    for i in range(2400):
+        now = i / 4
+        for peer, g in book.give([("other", request(f"{i}.0.0"))], [node(f"n{i}") for i in range(10)], now):
+            per[int(now / 30)] += 1
+            book.tokens(peer, event(g.request_id, 0, [STOP], finish="stop"), now)
+    assert per[0] >= 10 * MOST_PROBES and all(9 <= n <= 11 for n in per[1:]), per
+
+
+def test_who_gives_back_waits_and_leaves_copies_to_others() -> None:
+    """Three nodes found wrong that gave each back at once had all of them, and paid nothing for it."""
+    book, given, ended = opened(), {"back": 0, "n": 0}, 0.0
+    nodes = [node(f"back{i}", found_wrong=True) for i in range(8)] + [node(f"n{i}") for i in range(6)]
+    for i in range(300):
+        now = i / 10
+        for peer, g in book.give([("other", request(f"{i}.0.0"))], nodes, now):
+            given[peer.rstrip("0123456789")] += 1
+            if peer.startswith("n"):
+                book.tokens(peer, event(g.request_id, 0, [STOP], finish="stop"), now)
+            else:
+                assert book.tokens(peer, event(g.request_id, 0, [], finish="interrupt"), now).taken.refusal is None
+    assert given["n"] >= 6 * MOST_PROBES and given["back"] <= 8 * 6, given
+    for wait in (WAITS_S[0], 2 * WAITS_S[0]):
+        book = opened() if wait == WAITS_S[0] else book
+        assert book.give([("other", request(f"{wait}.0.0"))], [node("a")], ended)
+        book.lost("a", ended)
+        assert not book.give([("other", request("900.0.0"))], [node("a")], ended + 0.99 * wait)
+        ended += wait
+    assert book.give([("other", request("901.0.0"))], [node("a")], ended)
+
+
+def test_who_keeps_one_is_given_another() -> None:
+    """Else all that a node gets beside one that it keeps is no copy, and it knows."""
+    book = opened()
+    for i in range(AT_NODE):
+        assert book.give([("other", request(f"{i}.0.0"))], [node("a"), node("b", 0)], 0.0)
+    assert not book.give([("other", request("8.0.0"))], [node("a"), node("b", 0)], 0.0)
+
+
+def test_no_more_tokens_are_under_way_than_can_be_read_and_none_beyond_a_nodes_memory() -> None:
+    long: dict[str, Any] = {"max_new_tokens": 4_000}
+    book, names = opened(), [f"n{i}" for i in range(40)]
+    for i in range(40):
+        book.give([("other", request(f"{i}.0.0", **long))], [node(name) for name in names], 0.0)
+    assert len(book.working("n0")) and book.under_way == MOST_AT_ONCE
+    for name in names:
+        for name_of in list(book.working(name)):
+            book.tokens(name, event(name_of, 0, [5] * 3_000), 0.0)
+    assert sum(sum(p.footprint) for name in names for p in book.working(name).values()) > MOST_TOKENS
+    for name in names[:10]:
+        book.lost(name, 0.0)
+    assert book.under_way < MOST_AT_ONCE and not book.give([("other", request("99.0.0"))], [node("free"), node("b")], 0.0)
+    for name in names[10:]:
+        book.lost(name, 0.0)
+    assert book.give([("other", request("99.0.0"))], [node("free"), node("b")], 0.0)
+    full, roomy = (node("a", holds=Footprint(context, 400.0), room=10_000.0) for context in (9_600.0, 9_000.0))
+    assert not opened().give([("other", request(**long))], [full, node("b", 0)], 0.0)
+    assert opened().give([("other", request(**long))], [roomy, node("b", 0)], 0.0)
+
+
+def test_looking_for_nodes_costs_little_where_none_suits() -> None:
+    """A thousand nodes that are a version behind were looked through for each copy."""
+    looked = [0]
+
+    class Counted(FreeNode):
+        def fits(self, request: GenerateRequest) -> bool:
+            looked[0] += 1
+            return False
+
+    book = opened()
+    assert not book.give(
+        [("other", request(f"{i}.0.0")) for i in range(1_000)], [Counted(f"n{i}", V1, 4) for i in range(99)], 0.0
+    )
+    assert looked[0] <= 300
 
 
 def test_no_more_are_under_way_than_can_be_read() -> None:
@@ -116,11 +215,28 @@ def test_what_brings_nothing_is_given_up() -> None:
     book = opened()
     book.give([("other", request())], [node("a"), node("b")], 0.0)
     book.tokens("a", event("7.0.0", 0, [5]), PROBE_S - 1)
-    assert [probe.node for probe in book.expire(PROBE_S)] == ["b"]
+    assert [probe.node for probe in book.expire(PROBE_S, unknown)] == ["b"]
     assert book.tokens("b", event("7.0.0", 0, [5]), PROBE_S).taken.late
-    assert held(book, "a").since == PROBE_S - 1 and [p.node for p in book.expire(MOST_S)] == ["a"], "however it trickles"
-    book.give([("other", request("8.0.0"))], [node("a")], 0.0)
-    assert [probe.node for probe in book.lost("a")] == ["a"] and not book.working("a") and book.owns("a", "8.0.0")
+    assert held(book, "a").since == PROBE_S - 1 and [p.node for p in book.expire(MOST_S, unknown)] == ["a"], "however it trickles"
+    book.give([("other", request("8.0.0"))], [node("a")], MOST_S + 1)
+    assert [p.node for p in book.lost("a", MOST_S + 1)] == ["a"] and not book.working("a") and book.owns("a", "8.0.0")
+
+
+def test_it_is_given_up_when_an_original_would_be_or_somewhat_later() -> None:
+    """Else who is silent for a second and hears nothing knows that it has a copy, and keeps it for ten minutes."""
+    draws = iter([0.0, 0.0, 0.0, 1.0])  # of each: its turn, its patience
+    book = ProbeBook(VOCABULARY, None, {V1, V2}, draw=draws.__next__)
+    for name in ("a", "b"):
+        book.give([("other", request(f"{name}.0.0", max_new_tokens=500))], [node(name)], 0.0)
+    usual = Usual(at_once_s=2.0, tokens_per_s=100.0)
+    assert not book.expire(1.9 * PATIENCE[0], lambda peer: usual)
+    assert [p.node for p in book.expire(2.0 * PATIENCE[0], lambda peer: usual)] == ["a"]
+    assert not book.expire(1.9 * PATIENCE[1], lambda peer: usual)
+    now, made = 7.0, 0
+    while not (late := book.expire(now, lambda peer: usual)):  # it begins, and comes a little at a time
+        book.tokens("b", event("b.0.0", made, [5] * 5), now)
+        now, made = now + 1.0, made + 5
+    assert 7.0 + 2.0 * PATIENCE[1] <= now <= 8.0 + 2.0 * PATIENCE[1] and late[0].tokens < 100 / SLOWER * 9
 
 
 EVENTS = st.lists(
@@ -133,7 +249,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_whatever_nodes_send_each_holds_one_and_tokens_follow_each_other(steps: list[tuple[Any, ...]]) -> None:
+def test_whatever_nodes_send_each_holds_few_and_tokens_follow_each_other(steps: list[tuple[Any, ...]]) -> None:
     book, now, over = opened(), 0.0, set[tuple[str, str]]()
     for what, who, which, shift, ids, finish in steps:
         peer, name, now = f"n{who}", f"{which}.0.0", now + 7.0
@@ -151,10 +267,10 @@ def test_whatever_nodes_send_each_holds_one_and_tokens_follow_each_other(steps: 
                 assert probe.tokens == had + heard.taken.tokens <= 6
                 assert STOP not in probe.completion.ids[:-1] and probe.over == (name not in book.working(peer))
         elif what == "lost":
-            book.lost(peer)
+            book.lost(peer, now)
         else:
-            book.expire(now)
+            book.expire(now, lambda peer: Usual(2.0, 1.0))
         there = {(p, r) for p in map("n{}".format, range(4)) for r in book.working(p)}
-        assert len({p for p, _ in there}) == len(there), "one at a node"
+        assert all(len(book.working(f"n{i}")) <= AT_NODE for i in range(4)) and book.under_way == len(there)
         over |= before - there
         assert all(book.owns(*pair) for pair in over | there)
