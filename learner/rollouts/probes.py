@@ -54,7 +54,7 @@ MISSES = 3
 ID_BYTES = 4
 """Of a packed token id."""
 
-PATIENCE = (1.0, 4.0)
+PATIENCE = (0.5, 3.0)
 """It is given up sooner where it is silent for so many times as long as what is made at once, or has come SLOWER times slower
 than is usual for as long; how many times is drawn for each. An original is taken for that while the trainer waits: who is silent
 shall not see soon that nobody waits for it. Nobody is doubted for it."""
