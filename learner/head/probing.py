@@ -79,8 +79,8 @@ class Probing(BesideTraining):
         standing = self._trust.standing
         return [
             FreeNode(
-                n.peer, n.version, standing.may_hold(n.peer, n.capacity) - n.load, standing.found_wrong(n.peer),
-                Footprint(n.context, n.growth), n.room,
+                n.peer, n.version, standing.may_hold(n.peer, n.capacity) - n.load,
+                found_wrong=standing.found_wrong(n.peer), holds=Footprint(n.context, n.growth), room=n.room,
             ) for n in self._nodes()
             if n.live and not n.draining and standing.proven(n.peer) and not standing.trusts(n.peer)
         ]  # fmt: skip

@@ -268,7 +268,7 @@ class ProbeBook:
         forget_oldest(self._nodes, MOST_KNOWN, stays=lambda one: bool(self._nodes[one].held) or one == node)
         self._last += 1
         patience = PATIENCE[0] + (PATIENCE[1] - PATIENCE[0]) * self._draw()
-        probe = Probe(self._last, node, request.generate(), now, now, patience)
+        probe = Probe(self._last, node, request.generate(), given=now, since=now, patience=patience)
         known.held[request.request_id] = self._under_way[self._last] = probe
         self.counts["given"] += 1
         self._rests = False

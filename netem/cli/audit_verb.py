@@ -53,8 +53,7 @@ def _bench_audit(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(f"--seed must be 0 to {MOST_SEED}, and is {args.seed}")
     bench = AuditBench(
         args.model, tuple(args.engines.split(",")), args.engine_python or sys.executable,
-        TokenGoals(args.tokens, args.cheat_tokens, args.mild_tokens), args.suspected,
-        args.seed,
+        TokenGoals(args.tokens, args.cheat_tokens, args.mild_tokens), args.suspected, seed=args.seed,
     )  # fmt: skip
     result = bench_audit(bench, args.folder, _say)
     if not args.json:
