@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -123,10 +123,9 @@ def _learner(args: argparse.Namespace) -> dict[str, Any]:
         if not args.json:
             print(resolved(config), end="")
         return {"ok": True, "config": config.model_dump(), "notes": list(found.notes), "memory": list(found.memory)}
-    import trio
-
     from learner.service import run_learner
     from learner.status.outcome import RunConsole
+    from p2p.termination import run_terminable
 
     args.interrupted_hint = f": go on with --resume (what there is: shoal report {config.run_dir})"
     with RunConsole(Path(config.run_dir), page=not args.json) as console:
@@ -138,14 +137,7 @@ def _learner(args: argparse.Namespace) -> dict[str, Any]:
                 logging.getLogger("shoal.learner").info("%s", untold.pop(0))
             console.hear(*told, **more)
 
-        async def go() -> dict[str, Any]:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_until_terminated)
-                result = await run_learner(config, resume=args.resume, announce=hear)
-                nursery.cancel_scope.cancel()
-            return result
-
-        return console.end(trio.run(go))
+        return console.end(run_terminable(partial(run_learner, config, resume=args.resume, announce=hear)))
 
 
 def _config_docs(args: argparse.Namespace) -> dict[str, Any]:
@@ -211,16 +203,6 @@ def _config_presets(args: argparse.Namespace) -> dict[str, Any]:
     if not args.json:
         print("\n".join(presets()))
     return {"ok": True, "presets": {name: asdict(preset) for name, preset in PRESETS.items()}}
-
-
-async def _until_terminated() -> None:
-    import trio
-
-    from p2p.errors import Terminated
-
-    with trio.open_signal_receiver(signal.SIGTERM) as signals:
-        async for _ in signals:
-            raise Terminated
 
 
 def _status(args: argparse.Namespace) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import trio
 from torch import nn
 
 from learner.audit.calibration import NodeArithmetic
@@ -40,6 +39,7 @@ from netem.bench.audit.world import BEFORE, EIGHT, MEMBERS, STRANGE_EVERY, World
 from node.engine.environment import KINDS, missing, survey
 from node.engine.port import EngineDied
 from p2p.errors import ShoalError, UsageError
+from p2p.termination import run_terminable
 
 DTYPES = ("float32", "bfloat16")
 """Types that a node of the bench computes in."""
@@ -77,7 +77,7 @@ def bench_audit(bench: AuditBench, folder: Path, say: Callable[[str], None]) -> 
     torch.set_num_threads(1)
     world = open_world(bench.world, folder, say, bench.seed)
     try:
-        trio.run(TokenMaker(world, world.checker(), bench.wanted, bench.python, say).make, kinds)
+        run_terminable(TokenMaker(world, world.checker(), bench.wanted, bench.python, say).make, kinds)
     except EngineDied as error:
         raise ShoalError(f"{error}; the same command goes on from here (see {world.folder / 'engine.log'})") from error
     return judge(world, kinds, bench.suspected, say)

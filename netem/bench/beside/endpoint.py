@@ -22,6 +22,7 @@ from netem.bench.beside.clients import Crowd, CrowdTally, ask_all, percentile
 from netem.bench.beside.served_run import ServedRun
 from netem.processes.children import wait_for
 from p2p.errors import UsageError
+from p2p.termination import run_terminable
 
 LOOK_S = 0.5
 """Seconds between two looks at the status page."""
@@ -132,7 +133,7 @@ def _round(run: ServedRun, bench: EndpointBench, number: int) -> dict[str, Any]:
         url=run.url, key=run.key, clients=bench.clients, leave=bench.leave, tokens=bench.tokens, seed=number
     )  # fmt: skip
     most = [before.rss_bytes]
-    tally = trio.run(_watched, run, crowd, looks, most)
+    tally = run_terminable(_watched, run, crowd, looks, most)
     # While some wait for a place, the class has all that it may have.
     full = [look for look in looks if look.waiting] or looks
     first, last = full[0], full[-1]

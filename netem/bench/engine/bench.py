@@ -29,6 +29,7 @@ from netem.bench.engine.real_swarm import open_swarm
 from node.engine.environment import missing, survey
 from node.engine.process import open_engine_process
 from p2p.errors import ShoalError, UsageError
+from p2p.termination import run_terminable
 
 PAUSE_FACTOR, SHARE, APPLY_GBPS = 1.5, 0.9, 1.0
 """What a vLLM node is to reach: pauses of at most so many times vLLM's own, beside the apply; so much of its throughput; so many
@@ -95,7 +96,7 @@ def bench_engine(bench: EngineBench, folder: Path | None, say: Callable[[str], N
         raise UsageError(f"the {b.engine} engine cannot run: {why} (see: shoal doctor)")
     began = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="shoal-engine-", dir=folder) as name:
-        result = trio.run(_Bench(b, Path(name), say).run)
+        result = run_terminable(_Bench(b, Path(name), say).run)
     result |= {"load_before": began, "load_after": os.getloadavg()[0], "cores": len(os.sched_getaffinity(0))}
     result |= {"machine": platform.machine(), "engine": b.engine, "dtype": b.dtype}
     result["ok"] = all(result["holds"].values())

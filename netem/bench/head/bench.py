@@ -39,6 +39,7 @@ from netem.bench.real_head import RealHead, open_real_head, until
 from p2p.errors import ShoalError, UsageError
 from p2p.files import write_whole
 from p2p.processes import python_command, start
+from p2p.termination import run_terminable
 
 RUN = "bench-head"
 """Name of the run that the nodes join."""
@@ -65,7 +66,7 @@ def bench_head(bench: HeadBench, folder: Path | None, say: Callable[[str], None]
     if b.nodes < 1 or b.sequences < 1 or not (b.rate > 0 and b.seconds > 0 and b.length >= 2 and b.flush_s >= 0):
         raise UsageError("nodes, sequences, rate, seconds: above 0; length: at least 2")
     with tempfile.TemporaryDirectory(prefix="shoal-head-", dir=folder) as name, _one_core():
-        return trio.run(_run, b, Path(name), say)
+        return run_terminable(_run, b, Path(name), say)
 
 
 @contextmanager
