@@ -180,13 +180,15 @@ class AuditPlan:
         return tokens if parts else 0
 
     def probe(self, probe: Probe) -> bool:
-        """There is more of a probe, or it is over. All of it is checked when it is, whether it ended or not; before, as far as
-        `looks_at` says so and there is room for it. Whether anything waits from here on."""
+        """There is more of a probe, or it is over. All of it is checked when it is, whether it ended or not, in place of what
+        waits of it; before, as far as `looks_at` says so and there is room for it. Whether anything waits from here on."""
         key, due = LookKey(-probe.number, probe.request.seed), probe.over and probe.tokens > 0
         if not probe.over and self._has_room(probe.node, len(probe.request.prompt_ids) + probe.tokens):
             due = self.looks_at(*key, probe.tokens, (probe.node,))
         if due:
             made = probe.so_far()
+            for check in self._waiting.take_out(probe.node, lambda one: one.group_id == key.group_id) if probe.over else ():
+                self._looks.not_checked(key, check.parts)
             left = self._looks.behind(key, made.completion_ids, list(parts_of(made)))
             parts = [part for part in left if self.standing.audit_share(part.node) > 0 and self._has_state(made, part)]
             self._looks.looked(key, made.completion_ids, parts)
@@ -374,6 +376,7 @@ class AuditPlan:
     def _drop(self, check: Check) -> None:
         self.counts["dropped"] += tokens_of(check.parts)
         self._looks.not_checked(LookKey(check.group_id, check.seed), check.parts)
+
 
 UNTOLD = ToldKind(NodeArithmetic("unknown", "unknown", "unknown"))
 """A node that never said how it computes."""

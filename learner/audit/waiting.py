@@ -99,6 +99,21 @@ class WaitingLines(Generic[Waits]):
                 kind[node] = kind.pop(node)  # behind the others
         return batch
 
+    def take_out(self, node: str, those: Callable[[Waits], bool]) -> list[Waits]:
+        """Of what waits of a node, and does not come first, those: they wait no more."""
+        out: list[Waits] = []
+        for kind in self._kinds[:2]:
+            for _ in range(len(kind[node].items) if node in kind else 0):
+                item = self._take(kind, node)
+                if those(item):
+                    out.append(item)
+                else:
+                    line = kind.setdefault(node, _Line())
+                    line.items.append(item)
+                    line.tokens += item.length
+                    self.tokens += item.length
+        return out
+
     def drop(self, node: str = "") -> None:
         """Nothing of this node (of any node) waits any more."""
         for kind in self._kinds:

@@ -15,7 +15,7 @@ from learner.dispatch.node_table import NodeView
 from learner.head.trust import Trust
 from learner.rollouts.beside import BesideTraining, Footprint, GivenOut, Taken
 from learner.rollouts.controller import Rollouts
-from learner.rollouts.probes import FreeNode, Probe, ProbeBook
+from learner.rollouts.probes import MOST_AT_ONCE, FreeNode, Probe, ProbeBook
 from learner.rollouts.taking_back import TakenBack, take_back
 from p2p.protocol.generation import Abort, Rejected
 from p2p.protocol.rollout import TokenEvent
@@ -59,7 +59,7 @@ class Probing(BesideTraining):
         if not self._trust.on_alert():
             self.book.rest()
             return
-        if out and self.checks is not None and self.checks.has_room:
+        if out and self.checks is not None and self.checks.has_room and self.book.under_way < MOST_AT_ONCE:
             given = [(peer, request) for peer, requests in out.items() for request in requests]
             for peer, request in self.book.give(given, self._free(), self._now()):
                 out.setdefault(peer, []).append(request)
@@ -73,7 +73,7 @@ class Probing(BesideTraining):
             await trio.sleep(LOOK_S)
             if self.book.under_way:
                 self._trust.probes_given()
-                self._stop(self.book.expire(self._now(), self._rollouts.rescue.usual))
+                self._stop(self.book.expire(now := self._now(), self._rollouts.rescue.impatience(now)))
 
     def _free(self) -> list[FreeNode]:
         standing = self._trust.standing

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from typing import NamedTuple
 
 from learner.dispatch.node_table import FILL, peak
@@ -48,8 +48,11 @@ UNKNOWN_GROWTH = 256
 PROBE_S, MOST_S = 60.0, 600.0
 """Seconds without a token after which a probe is given up, and after which it is in any case."""
 
-MISSES = 3
-"""Copies that suit no node, after which nobody is looked for at this moment: each look goes through all nodes."""
+MOST_LOOKS = 2_048
+"""Nodes that are looked at for all copies of one moment, so that thousands which suit none cost little."""
+
+MOST_GIVEN_UP = 16
+"""Probes that are given up at one moment: each may have thousands of tokens that are to be checked."""
 
 ID_BYTES = 4
 """Of a packed token id."""
@@ -136,9 +139,10 @@ class Probe:
         )  # fmt: skip
 
     def late(self, now: float, usual: Usual) -> bool:
-        """Whether it is given up. `usual`: what is, of this node's."""
+        """Whether it is given up. `usual`: what is, of this node's, where an original would be taken for being late."""
         at_once_s = self.patience * usual.at_once_s
-        if not (0 <= now - self.since < min(PROBE_S, at_once_s) and now - self.given < MOST_S):
+        silent_s = at_once_s if self.began is not None else self.patience * usual.begins_s
+        if not (0 <= now - self.since < min(PROBE_S, silent_s) and now - self.given < MOST_S):
             return True
         lasts_s = now - self.began if self.began is not None else 0.0
         return lasts_s > at_once_s and SLOWER * self.tokens < lasts_s * usual.tokens_per_s
@@ -177,6 +181,22 @@ class Heard(NamedTuple):
     """None: of one that was over"""
 
 
+@dataclass(slots=True)
+class _Looks:
+    """At nodes, of one moment."""
+
+    count: int = 0
+
+    @property
+    def over(self) -> bool:
+        return self.count >= MOST_LOOKS
+
+    def more(self) -> bool:
+        """One more. Whether it may be."""
+        self.count += 1
+        return self.count <= MOST_LOOKS
+
+
 class ProbeBook:
     """All of one learner's life. `stop`: strings that end a sequence; `published`: versions of which tokens may come; `draw()`: a
     number from 0 to 1 that no node knows."""
@@ -193,6 +213,8 @@ class ProbeBook:
         """"node request-id" of what is not looked for any more, oldest first"""
         self._rests = True
         """nothing was given since the last alert"""
+        self._wrong_next = True
+        """whether the next one is for one that was found wrong"""
         self._last = 0
         self.counts: Counter[str] = Counter()
         """"given", "ended", and "tokens" that came of them"""
@@ -202,7 +224,7 @@ class ProbeBook:
         if not self._rests:
             self._rests = True
             for known in self._nodes.values():
-                known.given = 0.0
+                known.given, known.waited_s, known.waits_until = 0.0, 0.0, float("-inf")
 
     def anew(self, node: str) -> None:
         """It was found wrong, and has as much to show again."""
@@ -225,19 +247,24 @@ class ProbeBook:
         first those that were given fewest."""
         places = sum(max(0, n.free) for n in nodes)
         most = min(MOST_AT_ONCE, (places + len(self._under_way)) // 2)
+        tokens = sum(sum(probe.footprint) for probe in self._under_way.values())
+        if len(self._under_way) >= most or tokens >= MOST_TOKENS:
+            return []
         fresh = [(peer, r) for peer, r in given if not r.prefix_ids and r.exact_version is None][:MOST_AT_ONCE]
         free = self._in_turn(nodes, min((r.min_version for _, r in fresh), default=None), now)
-        tokens = sum(sum(probe.footprint) for probe in self._under_way.values())
         out: list[tuple[str, GenerateRequest]] = []
-        misses = 0
+        looks, none_for = _Looks(), list[GenerateRequest]()
         for peer, request in fresh * COPIES:
-            if not free or len(self._under_way) >= most or tokens >= MOST_TOKENS or misses >= MISSES:
+            if not free or len(self._under_way) >= most or tokens >= MOST_TOKENS or looks.over:
                 break
-            node = next((n for n in free if n.peer != peer and self._suits(n, request)), None)
+            if any(request.min_version >= r.min_version and len(request.prompt_ids) >= len(r.prompt_ids) for r in none_for):
+                continue
+            node = next((n for n in free if looks.more() and n.peer != peer and self._suits(n, request)), None)
             if node is None:
-                misses += 1
+                none_for.append(request)
                 continue
             free.remove(node)
+            self._wrong_next = not node.found_wrong
             tokens += sum(self._begin(node.peer, request, now).footprint)
             out.append((node.peer, request))
         return out
@@ -255,7 +282,7 @@ class ProbeBook:
                 turns[n.found_wrong].append((shown, self._draw(), n))
         for turn in turns:
             turn.sort(key=lambda one: one[:2])
-        pairs = zip_longest(turns[True], turns[False])
+        pairs = zip_longest(turns[self._wrong_next], turns[not self._wrong_next])
         return [one[2] for one in chain.from_iterable(pairs) if one is not None]
 
     def _suits(self, node: FreeNode, request: GenerateRequest) -> bool:
@@ -274,9 +301,10 @@ class ProbeBook:
         self._rests = False
         return probe
 
-    def expire(self, now: float, usual: Callable[[str], Usual]) -> list[Probe]:
-        """Those that are late are given up. `usual(node)`: what is, of its."""
-        late = [probe for probe in self._under_way.values() if probe.late(now, usual(probe.node))]
+    def expire(self, now: float, usual: Callable[[str, str], Usual]) -> list[Probe]:
+        """Those that are late are given up, some at a time. `usual(node, request id)`: see `Probe.late`."""
+        those = (p for p in self._under_way.values() if p.late(now, usual(p.node, p.request.request_id)))
+        late = list(islice(those, MOST_GIVEN_UP))
         for probe in late:
             self.drop(probe, now)
         return late

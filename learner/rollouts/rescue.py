@@ -19,7 +19,7 @@ from learner.rollouts.collector import Collector
 from learner.rollouts.deliveries import Deliveries
 from learner.rollouts.first_tries import REST_S, FirstTries
 from learner.rollouts.given_up import GivenUp
-from learner.rollouts.group import RunningGroup, member_name
+from learner.rollouts.group import RunningGroup, member_name, parse_request
 from learner.rollouts.hedging import Fleet, Way, free_places, moves, to_hedge
 from learner.rollouts.hold_ups import GivenBack, HoldUps, HoldUpVerdict
 from learner.rollouts.outcomes import Accepted, Cancel, Requeued
@@ -101,9 +101,18 @@ class Rescue:
         """hears of a node from which something was taken; the head sets it, and keeps work from the node for a while, for these
         seconds at least"""
 
-    def usual(self, node: str) -> Usual:
-        """What is usual of what ends, and of this node's."""
-        return self._silences.usual(node)
+    def impatience(self, now: float) -> Callable[[str, str], Usual]:
+        """Of a node and a request id: what is usual, where what is later would be taken from it now, since the trainer waits for
+        its group; and where the group is over. Else nothing is too late."""
+        hedges = self._waits is not None and now - self._waits >= HEDGE_S and self._hold_ups.worth_it(now)
+        awaited = set(self._buffers.ledger.blockers()) if hedges else set()
+
+        def usual(node: str, request_id: str) -> Usual:
+            name = parse_request(request_id)
+            here = name is not None and name.group_id in self._collector.books.groups
+            return self._silences.usual(node) if name is None or not here or name.group_id in awaited else Usual()
+
+        return usual
 
     def look(self, now: float, nodes: Callable[[], Iterable[NodeView]]) -> None:
         """Take what stalls, falls behind or was asked back in vain."""

@@ -87,6 +87,8 @@ class Usual(NamedTuple):
 
     at_once_s: float = math.inf
     """seconds of silence at most of what is made at once; infinite while that is not known"""
+    begins_s: float = math.inf
+    """the same of what has not begun, whose prompt may be long"""
     tokens_per_s: float = 0.0
     """of a sequence; 0 while that is not known"""
 
@@ -230,8 +232,9 @@ class SilenceWatch:
 
     def usual(self, node: str) -> Usual:
         """Of this node's: it may be slow itself."""
-        own = self._rates_of.get(node)
-        return Usual(self.at_once_s, self.usual_rate if own is None else min(self.usual_rate, median(own)))
+        own, at_once_s = self._rates_of.get(node), self.at_once_s
+        rate = self.usual_rate if own is None else min(self.usual_rate, median(own))
+        return Usual(at_once_s, max(at_once_s, HURRY * BEGIN_S + USUALS * self.usual_s), rate)
 
     def _slower(self, node: str, request_id: str, now: float, rate: float, share: float) -> bool:
         seen = self._seen.get((node, request_id))

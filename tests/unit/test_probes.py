@@ -15,6 +15,7 @@ from learner.rollouts.probes import (
     COPIES,
     FADE_S,
     MOST_AT_ONCE,
+    MOST_LOOKS,
     MOST_PROBES,
     MOST_S,
     MOST_TOKENS,
@@ -51,7 +52,7 @@ def opened() -> ProbeBook:
     return ProbeBook(VOCABULARY, None, {V1, V2}, draw=lambda: 0.0)
 
 
-def unknown(peer: str) -> Usual:
+def unknown(peer: str, request_id: str) -> Usual:
     return Usual()
 
 
@@ -122,6 +123,38 @@ def test_who_gives_back_waits_and_leaves_copies_to_others() -> None:
     assert book.give([("other", request("901.0.0"))], [node("a")], ended)
 
 
+def test_those_that_were_found_wrong_take_no_more_turns_than_others_where_one_fits() -> None:
+    """In a fleet with two free places they had all of 120."""
+    book, given = opened(), {True: 0, False: 0}
+    for i in range(120):
+        wrong, other = f"wrong{i % 6}", f"n{i % 60}"
+        out = book.give([("full", request(f"{i}.0.0"))], [node(wrong, 1, found_wrong=True), node(other, 1)], float(i))
+        for peer, g in out:
+            given[peer == wrong] += 1
+            book.tokens(peer, event(g.request_id, 0, [STOP], finish="stop"), float(i))
+    assert given == {True: 60, False: 60}
+
+
+def test_who_has_not_begun_has_more_patience_and_who_waits_carries_nothing_into_the_next_alert() -> None:
+    """An honest node with a long prompt's prefill, found wrong, lost each copy before its first token."""
+    book, usual = opened(), Usual(at_once_s=0.7, begins_s=3.1, tokens_per_s=100.0)
+    book.give([("other", request())], [node("a"), node("b", 0)], 0.0)
+    assert not book.expire(0.99 * 3.1 * PATIENCE[0], lambda *one: usual)
+    assert book.expire(3.1 * PATIENCE[0], lambda *one: usual)
+    assert not book.give([("other", request("8.0.0"))], [node("a"), node("b", 0)], 3.1 * PATIENCE[0])
+    book.rest()
+    assert book.give([("other", request("8.0.0"))], [node("a"), node("b", 0)], 3.1 * PATIENCE[0])
+
+
+def test_one_that_suits_nobody_keeps_no_other_back() -> None:
+    """Three long prompts in front, or three of the newest version, stopped all copies."""
+    nodes = [node(f"n{i}", room=5_000.0, holds=Footprint(100.0, 0.0)) for i in range(20)]
+    for hard in (request("1.0.0", min_version=V2), GenerateRequest.of(Generate("1.0.0", (1,) * 6_000, 6, (STOP,), 3, V1))):
+        front = [("other", hard)] * 5
+        out = opened().give([*front, *[("other", request(f"{i}.0.0")) for i in range(2, 9)]], nodes, 0.0)
+        assert {r.request_id for _, r in out} == {f"{i}.0.0" for i in range(2, 9)}
+
+
 def test_who_keeps_one_is_given_another() -> None:
     """Else all that a node gets beside one that it keeps is no copy, and it knows."""
     book = opened()
@@ -164,7 +197,11 @@ def test_looking_for_nodes_costs_little_where_none_suits() -> None:
     assert not book.give(
         [("other", request(f"{i}.0.0")) for i in range(1_000)], [Counted(f"n{i}", V1, 4) for i in range(99)], 0.0
     )
-    assert looked[0] <= 300
+    assert looked[0] <= MOST_LOOKS + 1
+    many = [Counted(f"n{i}", V1, 4) for i in range(4_000)]
+    hard = [("other", request(f"{i}.0.0", max_new_tokens=i + 1)) for i in range(64)]
+    looked[0] = 0
+    assert not book.give(hard, many, 0.0) and looked[0] <= MOST_LOOKS
 
 
 def test_no_more_are_under_way_than_can_be_read() -> None:
@@ -228,13 +265,13 @@ def test_it_is_given_up_when_an_original_would_be_or_somewhat_later() -> None:
     book = ProbeBook(VOCABULARY, None, {V1, V2}, draw=draws.__next__)
     for name in ("a", "b"):
         book.give([("other", request(f"{name}.0.0", max_new_tokens=500))], [node(name)], 0.0)
-    usual = Usual(at_once_s=2.0, tokens_per_s=100.0)
-    assert not book.expire(1.9 * PATIENCE[0], lambda peer: usual)
-    assert [p.node for p in book.expire(2.0 * PATIENCE[0], lambda peer: usual)] == ["a"]
-    assert not book.expire(1.9 * PATIENCE[1], lambda peer: usual)
+    usual = Usual(at_once_s=2.0, begins_s=2.0, tokens_per_s=100.0)
+    assert not book.expire(1.9 * PATIENCE[0], lambda *one: usual)
+    assert [p.node for p in book.expire(2.0 * PATIENCE[0], lambda *one: usual)] == ["a"]
+    assert not book.expire(1.9 * PATIENCE[1], lambda *one: usual)
     began = now = 1.95 * PATIENCE[1]
     made = 0
-    while not (late := book.expire(now, lambda peer: usual)):  # it begins, and comes a little at a time
+    while not (late := book.expire(now, lambda *one: usual)):  # it begins, and comes a little at a time
         book.tokens("b", event("b.0.0", made, [5] * 5), now)
         now, made = now + 1.0, made + 5
     assert 0 < now - began - 2.0 * PATIENCE[1] <= 1.0 and SLOWER * late[0].tokens < 100.0 * (now - began)
@@ -270,7 +307,7 @@ def test_whatever_nodes_send_each_holds_few_and_tokens_follow_each_other(steps: 
         elif what == "lost":
             book.lost(peer, now)
         else:
-            book.expire(now, lambda peer: Usual(2.0, 1.0))
+            book.expire(now, lambda *one: Usual(2.0, 2.0, 1.0))
         there = {(p, r) for p in map("n{}".format, range(4)) for r in book.working(p)}
         assert all(len(book.working(f"n{i}")) <= AT_NODE for i in range(4)) and book.under_way == len(there)
         over |= before - there
