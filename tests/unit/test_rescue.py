@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from learner.rollouts.rescue import AVOID_S, Rescue
+from learner.rollouts.rescue import AVOID_S, HEDGE_S, Rescue
+from learner.rollouts.silences import BEGIN_S, EARLY_S, HURRY, LEAST_ENDED, Usual
 from learner.standing.port import NobodyDoubted
 from p2p.errors import Refusal
 
@@ -45,3 +46,29 @@ def test_what_was_taken_from_a_node_may_come_back_after_some_seconds_but_for_wha
     assert member.failed_on == {"n"}
     rescue.look(at + AVOID_S, list)
     assert member.failed_on == ({"n"} if gave_up else set())
+
+
+def test_a_copy_is_late_where_its_original_would_be_taken_and_when_its_group_is_over() -> None:
+    """Who was silent for two seconds lost each copy, and kept the originals for which nobody waited."""
+    collector: Any = SimpleNamespace(books=SimpleNamespace(groups={7: None, 8: None}))
+    buffers: Any = SimpleNamespace(ledger=SimpleNamespace(blockers=lambda: [7]))
+    nobody: Any = SimpleNamespace()
+    rescue = Rescue(
+        collector, buffers, NobodyDoubted(), stall_s=STALL_S, beside=lambda: nobody, report=print, cancel=print, send=print,
+    )  # fmt: skip
+    silences = rescue._silences  # what ended is told by a whole head otherwise
+    for i in range(LEAST_ENDED):
+        silences.ended("n", f"{i}.0.0", 0.0)
+        silences.made("n", 100, 1.0)
+    usual = silences.usual("n")
+    assert usual == (EARLY_S, HURRY * BEGIN_S, 100.0)
+
+    def at(now: float) -> list[bool]:
+        late = rescue.impatience(now)
+        return [late("n", f"{group}.0.0") == usual for group in (7, 8, 9)]
+
+    assert at(0.0) == [False, False, True], "nobody waits; the group of the last is over"
+    rescue._waits = 0.0  # the trainer waits, as a head finds out
+    assert at(HEDGE_S / 2) == [False, False, True]
+    assert at(HEDGE_S) == [True, False, True], "for the group of the first"
+    assert rescue.impatience(1.0)("n", "8.0.0") == Usual()
