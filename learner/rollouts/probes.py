@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from itertools import chain, islice, zip_longest
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from learner.dispatch.node_table import FILL, peak
 from learner.rollouts.beside import Footprint, Taken
 from learner.rollouts.event_checks import Expected, add_event
@@ -47,6 +49,10 @@ UNKNOWN_GROWTH = 256
 
 PROBE_S, MOST_S = 60.0, 600.0
 """Seconds without a token after which a probe is given up, and after which it is in any case."""
+
+BEHIND = 1
+"""Versions that a node may be behind what its original wants; it is asked for its own then. After each publication most are for a
+moment, and the auditor still has the state before the newest."""
 
 MOST_LOOKS = 2_048
 """Nodes that are looked at for all copies of one moment, so that thousands which suit none cost little."""
@@ -181,6 +187,11 @@ class Heard(NamedTuple):
     """None: of one that was over"""
 
 
+def _behind(version: Version) -> Version:
+    """What a node serves at the least that is given a copy of what wants this version."""
+    return Version(version.epoch, max(0, version.step - BEHIND))
+
+
 @dataclass(slots=True)
 class _Looks:
     """At nodes, of one moment."""
@@ -251,7 +262,7 @@ class ProbeBook:
         if len(self._under_way) >= most or tokens >= MOST_TOKENS:
             return []
         fresh = [(peer, r) for peer, r in given if not r.prefix_ids and r.exact_version is None][:MOST_AT_ONCE]
-        free = self._in_turn(nodes, min((r.min_version for _, r in fresh), default=None), now)
+        free = self._in_turn(nodes, min((_behind(r.min_version) for _, r in fresh), default=None), now)
         out: list[tuple[str, GenerateRequest]] = []
         looks, none_for = _Looks(), list[GenerateRequest]()
         for peer, request in fresh * COPIES:
@@ -265,8 +276,9 @@ class ProbeBook:
                 continue
             free.remove(node)
             self._wrong_next = not node.found_wrong
-            tokens += sum(self._begin(node.peer, request, now).footprint)
-            out.append((node.peer, request))
+            copy = replace(request, min_version=min(request.min_version, node.version))
+            tokens += sum(self._begin(node.peer, copy, now).footprint)
+            out.append((node.peer, copy))
         return out
 
     def _in_turn(self, nodes: Sequence[FreeNode], least: Version | None, now: float) -> list[FreeNode]:
@@ -286,7 +298,7 @@ class ProbeBook:
         return [one[2] for one in chain.from_iterable(pairs) if one is not None]
 
     def _suits(self, node: FreeNode, request: GenerateRequest) -> bool:
-        able = node.version >= request.min_version and not self.owns(node.peer, request.request_id)
+        able = node.version >= _behind(request.min_version) and not self.owns(node.peer, request.request_id)
         return able and node.fits(request)
 
     def _begin(self, node: str, request: GenerateRequest, now: float) -> Probe:

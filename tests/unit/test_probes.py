@@ -63,9 +63,11 @@ def held(book: ProbeBook, peer: str) -> Probe:
 
 def test_copies_go_to_others_that_have_a_place() -> None:
     book, original = opened(), request()
-    nodes = [node("a"), node("b"), node("full", 0), node("one place", 1), node("old", version=Version(1, 0))]
+    nodes = [node("a"), node("b"), node("full", 0), node("one place", 1), node("old", version=Version(0, 9))]
     out = book.give([("a", original)], nodes, 0.0)
     assert out == [("b", original), ("one place", original)], "not to its own node, nor to one that cannot make it"
+    newer, behind = request("6.0.0", min_version=V3), [node("two behind"), node("one behind", version=V2)]
+    assert opened().give([("a", newer)], behind, 0.0) == [("one behind", request("6.0.0", min_version=V2))], "of its own version"
     more = [node(f"n{i}") for i in range(9)]
     assert len(book.give([("a", request("7.1.0"))], more, 0.0)) == COPIES
     assert book.give([("a", request("7.2.0", prefix_ids=(5,))), ("a", request("7.3.0", exact_version=V1))], more, 0.0) == []
@@ -149,7 +151,7 @@ def test_who_has_not_begun_has_more_patience_and_who_waits_carries_nothing_into_
 def test_one_that_suits_nobody_keeps_no_other_back() -> None:
     """Three long prompts in front, or three of the newest version, stopped all copies."""
     nodes = [node(f"n{i}", room=5_000.0, holds=Footprint(100.0, 0.0)) for i in range(20)]
-    for hard in (request("1.0.0", min_version=V2), GenerateRequest.of(Generate("1.0.0", (1,) * 6_000, 6, (STOP,), 3, V1))):
+    for hard in (request("1.0.0", min_version=V3), GenerateRequest.of(Generate("1.0.0", (1,) * 6_000, 6, (STOP,), 3, V1))):
         front = [("other", hard)] * 5
         out = opened().give([*front, *[("other", request(f"{i}.0.0")) for i in range(2, 9)]], nodes, 0.0)
         assert {r.request_id for _, r in out} == {f"{i}.0.0" for i in range(2, 9)}
