@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -325,9 +326,17 @@ def test_a_calibration_that_cannot_be_read_is_a_problem_of_settings(tmp_path) ->
     calibration_writer(tmp_path / "no" / "c.json")("{}")  # said, and no more
 
 
+def model_in(folder: Path, layers: int = 2) -> Any:
+    """As far as audits look at a model folder."""
+    folder.mkdir(exist_ok=True)
+    config = {"model_type": "qwen3", "num_hidden_layers": layers, "hidden_size": 64, "vocab_size": 48}
+    (folder / "config.json").write_text(json.dumps(config))
+    return SimpleNamespace(path=folder)
+
+
 def test_a_resumed_run_goes_on_with_what_it_measured_and_passes_over_a_damaged_file(tmp_path: Path, caplog) -> None:
     def resumed() -> Calibration:
-        model: Any = SimpleNamespace(path=tmp_path / "model")
+        model = model_in(tmp_path / "model")
         return run_audits(config, head, model, Sampling(8, (0,)), lambda index: (1,)).plan.calibration
 
     config = build_config({"run_dir": str(tmp_path), "model": "unused"}, "test")
@@ -346,10 +355,10 @@ def test_a_resumed_run_goes_on_with_what_it_measured_and_passes_over_a_damaged_f
 
 
 def test_a_run_that_draws_otherwise_measures_anew_and_takes_no_file_of_the_other(tmp_path: Path, caplog) -> None:
-    def resumed(temperature: float, given: str = "") -> Calibration:
+    def resumed(temperature: float, given: str = "", layers: int = 2) -> Calibration:
         changed = {"rollout": {"temperature": temperature}, "audit": {"calibration": given}}
         values = {"run_dir": str(tmp_path), "model": "unused", **changed}
-        model: Any = SimpleNamespace(path=tmp_path / "model")
+        model = model_in(tmp_path / "model", layers)
         sampling = Sampling(8, (0,), temperature)
         return run_audits(build_config(values, "test"), head, model, sampling, lambda index: (1,)).plan.calibration
 
@@ -365,6 +374,8 @@ def test_a_run_that_draws_otherwise_measures_anew_and_takes_no_file_of_the_other
     assert "draw at temperature 1 and top_p 1, and here they draw at 0.5 and 1" in caplog.text
     with pytest.raises(UsageError, match=rf"^audit\.calibration: {file} cannot be used: .* temperature 1 "):
         resumed(0.5, file)
+    with pytest.raises(UsageError, match=rf"^audit\.calibration: {file} cannot be used: .* this model is qwen3, 3 layers of 64"):
+        resumed(1.0, file, layers=3)
 
 
 @pytest.mark.parametrize("rotten", [False, True])
