@@ -92,8 +92,16 @@ async def test_copies_are_checked_and_nothing_of_them_is_trained_on(tmp_path: Pa
         head, counts = run.bench.head, run.bench.head.probing.book.counts
         before, trained = Counter(counts), Counter(head.trust.trained)
         first = {id(node): len(node.requests) for node in run.nodes}
-        refused = head.refusals
+        refused, told, tell = head.refusals, list[str](), head.trust.ended
+
+        def ended(peer: str, tokens: int) -> None:
+            told.append(peer)
+            tell(peer, tokens)
+
+        head.trust.ended = ended  # type: ignore[method-assign]
+        originals = sum(head.rollouts.rescue.ended.values())
         await run.bench.until(lambda: counts["ended"] >= before["ended"] + 40, 200)
+        assert 0 < len(told) <= sum(head.rollouts.rescue.ended.values()) - originals, "copies are no share of a step"
         asked = Counter(r.request_id for node in run.nodes for r in node.requests[first[id(node)] :])
         assert max(asked.values()) > 1, "an original and its copies have one name"
         assert all(len({r.request_id for r in node.requests}) == len(node.requests) for node in run.nodes), "at no node twice"
