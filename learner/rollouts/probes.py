@@ -192,22 +192,6 @@ def _behind(version: Version) -> Version:
     return Version(version.epoch, max(0, version.step - BEHIND))
 
 
-@dataclass(slots=True)
-class _Looks:
-    """At nodes, of one moment."""
-
-    count: int = 0
-
-    @property
-    def over(self) -> bool:
-        return self.count >= MOST_LOOKS
-
-    def more(self) -> bool:
-        """One more. Whether it may be."""
-        self.count += 1
-        return self.count <= MOST_LOOKS
-
-
 class ProbeBook:
     """All of one learner's life. `stop`: strings that end a sequence; `published`: versions of which tokens may come; `draw()`: a
     number from 0 to 1 that no node knows."""
@@ -264,13 +248,13 @@ class ProbeBook:
         fresh = [(peer, r) for peer, r in given if not r.prefix_ids and r.exact_version is None][:MOST_AT_ONCE]
         free = self._in_turn(nodes, min((_behind(r.min_version) for _, r in fresh), default=None), now)
         out: list[tuple[str, GenerateRequest]] = []
-        looks, none_for = _Looks(), list[GenerateRequest]()
+        looks, none_for = iter(range(MOST_LOOKS)), list[GenerateRequest]()
         for peer, request in fresh * COPIES:
-            if not free or len(self._under_way) >= most or tokens >= MOST_TOKENS or looks.over:
+            if not free or len(self._under_way) >= most or tokens >= MOST_TOKENS:
                 break
             if any(request.min_version >= r.min_version and len(request.prompt_ids) >= len(r.prompt_ids) for r in none_for):
                 continue
-            node = next((n for n in free if looks.more() and n.peer != peer and self._suits(n, request)), None)
+            node = next((n for n, _ in zip(free, looks, strict=False) if n.peer != peer and self._suits(n, request)), None)
             if node is None:
                 none_for.append(request)
                 continue
