@@ -32,7 +32,7 @@ from learner.audit.sequential import FALSE_ALARM, NodeTest, Verdict
 from learner.audit.versions import ChosenVersions
 from learner.audit.waiting import WaitingLines
 from learner.rollouts.group import RunningGroup, so_far
-from learner.rollouts.probes import Probe
+from learner.rollouts.probe import Probe
 from learner.standing.standing import Standing
 from learner.trajectory import Group, Trajectory
 from p2p.forgetting import forget_oldest, renewed
@@ -192,7 +192,9 @@ class AuditPlan:
             left = self._looks.behind(key, made.completion_ids, list(parts_of(made)))
             parts = [part for part in left if self.standing.audit_share(part.node) > 0 and self._has_state(made, part)]
             self._looks.looked(key, made.completion_ids, parts)
-            self._check(key, made, parts, soon=True, whole=probe.ended and len(parts) == len(left))
+            # What its node can tell for a copy shows nothing of what else it makes.
+            whole = probe.ended and not probe.behind and len(parts) == len(left)
+            self._check(key, made, parts, soon=True, whole=whole)
             due = bool(parts)
         if probe.over:
             self.counts["probed"] += probe.tokens

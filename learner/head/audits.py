@@ -31,7 +31,7 @@ from learner.head.trust import Trust
 from learner.publish.published import Published
 from learner.publish.publisher import Publisher
 from learner.rollouts.group import RunningGroup
-from learner.rollouts.probes import Probe
+from learner.rollouts.probe import Probe
 from learner.trajectory import Group
 from p2p.protocol.versions import Catalog, CatalogEntry
 from p2p.swarm import Swarm

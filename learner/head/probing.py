@@ -15,7 +15,8 @@ from learner.dispatch.node_table import NodeView
 from learner.head.trust import Trust
 from learner.rollouts.beside import BesideTraining, Footprint, GivenOut, Taken
 from learner.rollouts.controller import Rollouts
-from learner.rollouts.probes import MOST_AT_ONCE, FreeNode, Probe, ProbeBook
+from learner.rollouts.probe import FreeNode, Probe
+from learner.rollouts.probes import MOST_AT_ONCE, ProbeBook
 from learner.rollouts.taking_back import TakenBack, take_back
 from p2p.protocol.generation import Abort, Rejected
 from p2p.protocol.rollout import TokenEvent
@@ -45,10 +46,11 @@ class Probing(BesideTraining):
     ) -> None:  # fmt: skip
         self._others, self._rollouts, self._trust = others, rollouts, trust
         self._nodes, self._send, self._now = nodes, send, now
-        self._published: set[Version] = set()
+        # Who keeps an update back until all that it has is over is not held up by more of what it had.
         self.book = ProbeBook(
-            rollouts.collector.vocab_size, rollouts.settings.sampling.stop, self._published, SystemRandom().random
-        )
+            rollouts.collector.vocab_size, rollouts.settings.sampling.stop, SystemRandom().random,
+            behind=not rollouts.settings.finish_s,
+        )  # fmt: skip
         self.checks: ProbeChecks | None = None
         """without it there are none"""
 
@@ -86,7 +88,7 @@ class Probing(BesideTraining):
         ]  # fmt: skip
 
     def published(self, version: Version) -> None:
-        self._published.add(version)
+        self.book.published(version)
         self._others.published(version)
 
     # ---- work in

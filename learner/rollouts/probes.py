@@ -10,23 +10,22 @@ know how a token is checked, or links.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice, zip_longest
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from learner.dispatch.node_table import FILL, peak
-from learner.rollouts.beside import Footprint, Taken
+from learner.rollouts.beside import Taken
 from learner.rollouts.event_checks import Expected, add_event
-from learner.rollouts.silences import SLOWER, Usual
+from learner.rollouts.probe import FreeNode, Probe, footprint_of
+from learner.rollouts.silences import Usual
 from learner.rollouts.stop_strings import StopStrings
-from learner.trajectory import Trajectory
 from p2p.errors import Refusal
 from p2p.forgetting import forget_oldest
 from p2p.protocol.generation import GenerateRequest
-from p2p.protocol.rollout import Completion, Generate, TokenEvent
+from p2p.protocol.rollout import TokenEvent
 from p2p.version import Version
 
 COPIES = 3
@@ -44,24 +43,11 @@ MOST_TOKENS = 65_536
 """Tokens that all which are under way have, with their prompts and what they will probably still make: an auditor on a processor
 reads them in some fifteen seconds."""
 
-UNKNOWN_GROWTH = 256
-"""Tokens that one which has fewer will probably still make; others as many as they have."""
-
-PROBE_S, MOST_S = 60.0, 600.0
-"""Seconds without a token after which a probe is given up, and after which it is in any case."""
-
-BEHIND = 1
-"""Versions that a node may be behind what its original wants; it is asked for its own then. After each publication most are for a
-moment, and the auditor still has the state before the newest."""
-
 MOST_LOOKS = 2_048
 """Nodes that are looked at for all copies of one moment, so that thousands which suit none cost little."""
 
 MOST_GIVEN_UP = 16
 """Probes that are given up at one moment: each may have thousands of tokens that are to be checked."""
-
-ID_BYTES = 4
-"""Of a packed token id."""
 
 PATIENCE = (0.5, 3.0)
 """It is given up sooner where it is silent for so many times as long as what is made at once, or has come SLOWER times slower
@@ -79,79 +65,21 @@ MOST_KNOWN = 4_096
 """Nodes that hold none and of which it is known what they were given."""
 
 
-class FreeNode(NamedTuple):
-    """A node that may be given a probe."""
+@dataclass(slots=True)
+class _Count:
+    """Of the probes that a node was given since the alert began, one forgotten each FADE_S."""
 
-    peer: str
-    version: Version
-    """that it serves"""
-    free: int
-    """places that it has"""
-    found_wrong: bool = False
-    """it gets nothing else until it has shown what it makes"""
-    holds: Footprint = Footprint()
-    """what its sequences take of its key-value memory"""
-    room: float = 0.0
-    """tokens that this memory has; 0 when it does not say"""
+    given: float = 0.0
+    at: float = 0.0
+    """when the last one was"""
 
-    def fits(self, request: GenerateRequest) -> bool:
-        """Whether it has memory for one more, as the dispatcher asks it."""
-        if not self.room or not self.holds.context:
-            return True
-        growth = min(request.max_new_tokens, UNKNOWN_GROWTH)
-        return bool(
-            peak(self.holds.context + len(request.prompt_ids) // ID_BYTES, self.holds.growth + growth) <= FILL * self.room
-        )
+    def now(self, now: float) -> float:
+        """How many they are."""
+        return max(0.0, self.given - max(0.0, now - self.at) / FADE_S)
 
-
-@dataclass(slots=True, eq=False)
-class Probe:
-    """A copy at its node."""
-
-    number: int
-    node: str
-    request: Generate
-    given: float
-    """when"""
-    since: float
-    """when it was given, or brought its last tokens"""
-    patience: float
-    """times as long as others it may be silent or slow"""
-    began: float | None = None
-    """when its first tokens came"""
-    completion: Completion = field(default_factory=Completion)
-    ended: bool = False
-    """as asked"""
-    over: bool = False
-    """nothing more is taken of it"""
-
-    @property
-    def tokens(self) -> int:
-        """That it has so far."""
-        return len(self.completion.ids)
-
-    @property
-    def footprint(self) -> Footprint:
-        """What it takes. How long it becomes nobody foretells."""
-        growth = min(self.request.max_new_tokens - self.tokens, max(self.tokens, UNKNOWN_GROWTH))
-        return Footprint(float(len(self.request.prompt_ids) + self.tokens), float(growth))
-
-    def so_far(self) -> Trajectory:
-        """What it comes to if it ends here."""
-        made = self.completion
-        return Trajectory(
-            prompt_ids=self.request.prompt_ids, completion_ids=tuple(made.ids), logprobs=tuple(made.logprobs),
-            spans=tuple(made.spans), finish="length", node=self.node, seed=self.request.seed,
-        )  # fmt: skip
-
-    def late(self, now: float, usual: Usual) -> bool:
-        """Whether it is given up. `usual`: what is, of this node's, where an original would be taken for being late."""
-        at_once_s = self.patience * usual.at_once_s
-        silent_s = at_once_s if self.began is not None else self.patience * usual.begins_s
-        if not (0 <= now - self.since < min(PROBE_S, silent_s) and now - self.given < MOST_S):
-            return True
-        lasts_s = now - self.began if self.began is not None else 0.0
-        return lasts_s > at_once_s and SLOWER * self.tokens < lasts_s * usual.tokens_per_s
+    def add(self, now: float) -> None:
+        """One more."""
+        self.given, self.at = self.now(now) + 1, now
 
 
 @dataclass(slots=True)
@@ -160,23 +88,29 @@ class _Known:
 
     held: dict[str, Probe] = field(default_factory=dict)
     """request id -> what it works on"""
-    given: float = 0.0
-    """probes since the alert began, of late: see `shown`"""
-    at: float = 0.0
-    """when the last one was"""
+    shown: _Count = field(default_factory=_Count)
+    """those of the version that their originals are of"""
+    behind: _Count = field(default_factory=_Count)
+    """the others"""
     waits_until: float = float("-inf")
     """it is given none before"""
     waited_s: float = 0.0
     """how long that was last"""
 
-    def shown(self, now: float) -> float:
-        """Probes that it was given, one forgotten each FADE_S."""
-        return max(0.0, self.given - max(0.0, now - self.at) / FADE_S)
-
     def gave_none(self, now: float) -> None:
         """One did not end."""
         self.waited_s = min(max(2 * self.waited_s, WAITS_S[0]), WAITS_S[1])
         self.waits_until = now + self.waited_s
+
+
+Wanted = Sequence[tuple[str, GenerateRequest]]
+"""Who has the original, and what is to be copied."""
+
+
+class _HandedOut(NamedTuple):
+    given: list[tuple[FreeNode, GenerateRequest]]
+    left: list[tuple[str, GenerateRequest]]
+    """for which nobody was found, as they are `Wanted`"""
 
 
 class Heard(NamedTuple):
@@ -187,19 +121,18 @@ class Heard(NamedTuple):
     """None: of one that was over"""
 
 
-def _behind(version: Version) -> Version:
-    """What a node serves at the least that is given a copy of what wants this version."""
-    return Version(version.epoch, max(0, version.step - BEHIND))
-
-
 class ProbeBook:
-    """All of one learner's life. `stop`: strings that end a sequence; `published`: versions of which tokens may come; `draw()`: a
-    number from 0 to 1 that no node knows."""
+    """All of one learner's life. `stop`: strings that end a sequence; `draw()`: a number from 0 to 1 that no node knows.
+    `behind`: whether nodes that serve the version before the newest are given copies too, of their own version."""
 
     def __init__(
-        self, vocab_size: int | None, stop: StopStrings | None, published: Container[Version], draw: Callable[[], float]
+        self, vocab_size: int | None, stop: StopStrings | None, draw: Callable[[], float], *, behind: bool = True
     ) -> None:
-        self._vocab_size, self._stop, self._published, self._draw = vocab_size, stop, published, draw
+        self._vocab_size, self._stop, self._draw, self._takes_behind = vocab_size, stop, draw, behind
+        self._published: set[Version] = set()
+        self._newest: Version | None = None
+        self._before: Version | None = None
+        """the newest, while both are of one life of the learner"""
         self._nodes: dict[str, _Known] = {}
         """the one that was given something last is the last"""
         self._under_way: dict[int, Probe] = {}
@@ -214,17 +147,25 @@ class ProbeBook:
         self.counts: Counter[str] = Counter()
         """"given", "ended", and "tokens" that came of them"""
 
+    def published(self, version: Version) -> None:
+        """Tokens of it may come from now on."""
+        self._published.add(version)
+        if self._newest is None or version > self._newest:
+            same = self._newest is not None and self._newest.epoch == version.epoch
+            self._before, self._newest = self._newest if same else None, version
+
     def rest(self) -> None:
         """There is no alert: in the next one each node is probed anew."""
         if not self._rests:
             self._rests = True
             for known in self._nodes.values():
-                known.given, known.waited_s, known.waits_until = 0.0, 0.0, float("-inf")
+                known.shown, known.behind = _Count(), _Count()
+                known.waited_s, known.waits_until = 0.0, float("-inf")
 
     def anew(self, node: str) -> None:
         """It was found wrong, and has as much to show again."""
         if node in self._nodes:
-            self._nodes[node].given = 0.0
+            self._nodes[node].shown = _Count()
 
     @property
     def under_way(self) -> int:
@@ -239,63 +180,87 @@ class ProbeBook:
         """`given`: what goes out now, and to whom; `nodes`: those that may be given a probe, full ones too. Who is given a copy
         of which: COPIES of each that begins, as far as there is room for MOST_AT_ONCE and MOST_TOKENS under way, and in no more
         than half of the places that are free; one at a node now. Those that were found wrong and others by turns, of each
-        first those that were given fewest."""
-        places = sum(max(0, n.free) for n in nodes)
-        most = min(MOST_AT_ONCE, (places + len(self._under_way)) // 2)
-        tokens = sum(sum(probe.footprint) for probe in self._under_way.values())
-        if len(self._under_way) >= most or tokens >= MOST_TOKENS:
-            return []
+        first those that were given fewest. What is left when all that serve a sequence's version were asked goes to those
+        that serve the version before. These can tell that it is a copy, so it counts for nothing but what is wrong."""
         fresh = [(peer, r) for peer, r in given if not r.prefix_ids and r.exact_version is None][:MOST_AT_ONCE]
-        free = self._in_turn(nodes, min((_behind(r.min_version) for _, r in fresh), default=None), now)
         out: list[tuple[str, GenerateRequest]] = []
-        looks, none_for = iter(range(MOST_LOOKS)), list[GenerateRequest]()
-        for peer, request in fresh * COPIES:
-            if not free or len(self._under_way) >= most or tokens >= MOST_TOKENS:
+        if not fresh:
+            return out
+        left, looks = fresh * COPIES, iter(range(MOST_LOOKS))
+        for behind in (False, True):
+            if behind:
+                left = [(peer, r) for peer, r in left if self._before is not None and r.min_version == self._newest]
+            if not left or (behind and not self._takes_behind):
                 break
-            if any(request.min_version >= r.min_version and len(request.prompt_ids) >= len(r.prompt_ids) for r in none_for):
-                continue
-            node = next((n for n, _ in zip(free, looks, strict=False) if n.peer != peer and self._suits(n, request)), None)
+            least = min(self._wants(request, behind=behind) for _, request in left)
+            able = [node for node in nodes if node.version >= least]
+            places = sum(max(0, node.free) for node in able) - len(out)
+            most = min(MOST_AT_ONCE, (places + len(self._under_way)) // 2)
+            able = [node for node in able if node.version == self._before] if behind else able
+            found = self._hand_out(left, self._in_turn(able, now, behind=behind), most, looks, behind=behind)
+            out += [self._begin(node, request, now, behind=behind) for node, request in found.given]
+            left = found.left
+        return out
+
+    def _wants(self, request: GenerateRequest, *, behind: bool) -> Version:
+        """What a node serves at the least that is given a copy of it."""
+        return self._before if behind and self._before is not None else request.min_version
+
+    def _hand_out(
+        self, wanted: Wanted, free: list[FreeNode], most: int, looks: Iterator[int], *, behind: bool
+    ) -> _HandedOut:
+        """Who of `free` gets a copy of which of `wanted`, `most` under way with those that are."""
+        tokens = sum(sum(probe.footprint) for probe in self._under_way.values())
+        out, none_for = _HandedOut([], []), list[tuple[Version, int]]()
+        for peer, request in wanted:
+            least, length = self._wants(request, behind=behind), len(request.prompt_ids)
+            node, fits = None, False
+            if len(self._under_way) + len(out.given) < most and tokens < MOST_TOKENS:
+                suits_nobody = any(least >= version and length >= other for version, other in none_for)
+                for n, _ in zip(() if suits_nobody else free, looks, strict=False):
+                    if n.version >= least and n.fits(request):
+                        fits = True
+                        if n.peer != peer and not self.owns(n.peer, request.request_id):
+                            node = n
+                            break
+                if not fits:  # where its own node alone is free, another request may have a copy there
+                    none_for.append((least, length))
             if node is None:
-                none_for.append(request)
+                out.left.append((peer, request))
                 continue
             free.remove(node)
             self._wrong_next = not node.found_wrong
-            copy = replace(request, min_version=min(request.min_version, node.version))
-            tokens += sum(self._begin(node.peer, copy, now).footprint)
-            out.append((node.peer, copy))
+            tokens += sum(footprint_of(request))
+            out.given.append((node, request))
         return out
 
-    def _in_turn(self, nodes: Sequence[FreeNode], least: Version | None, now: float) -> list[FreeNode]:
-        """Those that may be given one of `least` or newer, in the order in which they are."""
-        if least is None:
-            return []
+    def _in_turn(self, nodes: Sequence[FreeNode], now: float, *, behind: bool) -> list[FreeNode]:
+        """Those that may be given one, in the order in which they are."""
         turns: tuple[list[tuple[float, float, FreeNode]], ...] = ([], [])
         for n in nodes:
             known = self._nodes.get(n.peer) or _Known()
-            shown = known.shown(now)
-            may = n.free > 0 and n.version >= least and len(known.held) < AT_NODE and now >= known.waits_until
-            if may and (n.found_wrong or shown <= MOST_PROBES - 1):
+            shown = (known.behind if behind else known.shown).now(now)
+            may = n.free > 0 and len(known.held) < AT_NODE and now >= known.waits_until
+            if may and ((n.found_wrong and not behind) or shown <= MOST_PROBES - 1):
                 turns[n.found_wrong].append((shown, self._draw(), n))
         for turn in turns:
             turn.sort(key=lambda one: one[:2])
         pairs = zip_longest(turns[self._wrong_next], turns[not self._wrong_next])
         return [one[2] for one in chain.from_iterable(pairs) if one is not None]
 
-    def _suits(self, node: FreeNode, request: GenerateRequest) -> bool:
-        able = node.version >= _behind(request.min_version) and not self.owns(node.peer, request.request_id)
-        return able and node.fits(request)
-
-    def _begin(self, node: str, request: GenerateRequest, now: float) -> Probe:
-        known = self._nodes.pop(node, None) or _Known()
-        known.given, known.at, self._nodes[node] = known.shown(now) + 1, now, known
-        forget_oldest(self._nodes, MOST_KNOWN, stays=lambda one: bool(self._nodes[one].held) or one == node)
+    def _begin(self, node: FreeNode, request: GenerateRequest, now: float, *, behind: bool) -> tuple[str, GenerateRequest]:
+        known = self._nodes.pop(node.peer, None) or _Known()
+        self._nodes[node.peer] = known
+        (known.behind if behind else known.shown).add(now)
+        forget_oldest(self._nodes, MOST_KNOWN, stays=lambda one: bool(self._nodes[one].held) or one == node.peer)
         self._last += 1
+        copy = replace(request, min_version=self._wants(request, behind=behind))
         patience = PATIENCE[0] + (PATIENCE[1] - PATIENCE[0]) * self._draw()
-        probe = Probe(self._last, node, request.generate(), given=now, since=now, patience=patience)
+        probe = Probe(self._last, node.peer, copy.generate(), given=now, since=now, patience=patience, behind=behind)
         known.held[request.request_id] = self._under_way[self._last] = probe
         self.counts["given"] += 1
         self._rests = False
-        return probe
+        return node.peer, copy
 
     def expire(self, now: float, usual: Callable[[str, str], Usual]) -> list[Probe]:
         """Those that are late are given up, some at a time. `usual(node, request id)`: see `Probe.late`."""

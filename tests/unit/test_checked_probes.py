@@ -8,7 +8,8 @@ import pytest
 
 from learner.audit.plan import SOON_TOKENS
 from learner.audit.waiting import PEER_TOKENS
-from learner.rollouts.probes import FreeNode, Probe, ProbeBook
+from learner.rollouts.probe import FreeNode, Probe
+from learner.rollouts.probes import ProbeBook
 from p2p.protocol.generation import GenerateRequest
 from p2p.protocol.rollout import Generate, TokenEvent
 from p2p.version import Version
@@ -19,7 +20,8 @@ V1, STOP = Version(1, 0), 0
 
 def given(limit: int, prompt: int = 2) -> ProbeBook:
     """One probe, at "a"."""
-    book = ProbeBook(50, None, {V1}, draw=lambda: 0.0)
+    book = ProbeBook(50, None, draw=lambda: 0.0)
+    book.published(V1)
     request = Generate("7.0.0", (1,) * prompt, limit, (STOP,), 3, V1)
     assert book.give([("other", GenerateRequest.of(request))], [FreeNode("a", V1, 4)], 0.0)
     return book
@@ -49,6 +51,16 @@ def test_all_of_a_probe_is_checked_whether_it_ended_or_not(finish: str) -> None:
     assert parts[0][0] == 0 and parts[-1][1] == probe.tokens >= made
     assert all(a[1] == b[0] for a, b in pairwise(parts)), "and none twice"
     assert plan.counts["probed"] == probe.tokens
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_copy_that_its_node_can_tell_is_no_whole_completion_that_was_sound(behind: bool) -> None:
+    book, plan = given(1000), long_plan()
+    probe = said(book, 0, [5, 5, STOP], "stop")
+    probe.behind = behind
+    assert plan.probe(probe)
+    (check,) = batches(plan)
+    assert check.whole is not behind
 
 
 def test_a_long_probe_that_comes_token_by_token_costs_the_head_little(monkeypatch: pytest.MonkeyPatch) -> None:
