@@ -5,8 +5,9 @@ kept from version to version, so that a small version starts at the right pace.
 
 Many unpaced TCP flows over one uplink overrun its queue: each keeps its own window full. So the sum is paced here, at the
 level of whole chunks, by what BBR does for one flow (Cardwell et al. 2016): the uplink's rate is the most that was lately
-delivered while there was always something to send; now and then a little more is tried. Two differences: the queueing delay
-of the best flow pulls the pace up or down a little, and a pace is never taken from a time when there was too little to send.
+delivered while there was always something to send; now and then a little more is tried. Three differences: the queueing delay
+of the best flow pulls the pace up or down a little, a pace is never taken from a time when there was too little to send, and a
+link that shows that it became faster is tried with half as much again at once (`rise`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 from math import inf, sqrt
 
+from p2p.broadcast.rise import Rise
 from p2p.limits import KIB
 
 SAMPLE_S = 1.0
@@ -40,6 +42,12 @@ MIN_FACTOR, MAX_FACTOR = 0.6, 1.1
 
 PROBE_EVERY_S, PROBE_S, PROBE_FACTOR = 2.5, 0.3, 1.15
 """How often more than the known rate is tried, for how long, and how much more."""
+
+PROBE_ANEW_S = 1.0
+"""Seconds of work after which it is tried again, where there was a pause: the link may have become faster meanwhile."""
+
+RISE_FACTOR = 1.5
+"""The pace as a part of the known rate while the link shows that it became faster."""
 
 START_RATE = 1.25e6
 """Bytes/s that an uplink of which nothing is known is taken for."""
@@ -135,6 +143,7 @@ class Uplink:
         self._probe_at = PROBE_EVERY_S
         self._judged_at = float("-inf")
         self._doubted: tuple[float, int, int] | None = None  # a sample: when the rate was last doubted, or the search over
+        self._rise = Rise()
         self._flat = 0
         self._burst: tuple[float, int] | None = None  # (when, delivered by then), where acknowledgements came again after a pause
         self._burst_end = (0.0, 0)  # the same, where the last of them came
@@ -175,6 +184,8 @@ class Uplink:
         if self._dry_at is not None:
             if now - self._dry_at >= DRY_S:
                 self._idle_at = now
+            if now - self._dry_at >= PAUSE_S and self._busy_s >= self._probe_at - PROBE_EVERY_S + PROBE_ANEW_S:
+                self._probe_at = self._busy_s
             self._dry_at = None
 
     def _settle(self, now: float) -> None:
@@ -215,6 +226,8 @@ class Uplink:
             self._learn(carried, queueing)
         elif self._steady and not self._best:
             self._doubt()
+        _, before, lost = samples[-2] if len(samples) > 1 else samples[-1]
+        self._rise.see(now, self.rate, queueing, lossy=_overflows(resent - lost, delivered - before))
         self._steer(queueing)
 
     def _work(self, seconds: float, gained: int) -> float | None:
@@ -324,4 +337,4 @@ class Uplink:
             factor = PROBE_FACTOR
             if self._busy_s >= self._probe_at + PROBE_S:
                 self._probe_at = self._busy_s + PROBE_EVERY_S
-        self._factor = factor
+        self._factor = RISE_FACTOR if self._rise.on else factor

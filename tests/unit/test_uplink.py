@@ -133,6 +133,51 @@ def test_it_follows_a_rate_that_changes(share) -> None:
     assert max(run.waits(changed + 20)) <= 4 * QUEUE_S + run.chunk / (rate * share)
 
 
+@pytest.mark.parametrize("mbit", [10, 40])
+@pytest.mark.parametrize("share", [1.5, 3.0])
+def test_a_link_that_became_faster_is_used_within_two_seconds(mbit, share) -> None:
+    """With a tenth more at a time one that trebled took six."""
+    rate = mbit * MBIT
+    run = Run(Uplink(), Link(rate, buffer=1e6), 16 * KIB)
+    run.go(15.0)
+    run.link.rate = rate * share
+    changed = run.now
+    run.go(2.5)
+    assert run.carried(changed + 2.0) >= 0.9 * rate * share
+    assert max(run.waits(changed)) <= 3 * QUEUE_S + run.chunk / rate, "and what was too much is found at once"
+
+
+def test_a_link_that_became_faster_between_versions_is_used_within_seconds() -> None:
+    """It took four."""
+    rate = 10 * MBIT
+    run = Run(Uplink(), Link(rate, buffer=1e6), 16 * KIB)
+    run.go(15.0)
+    run.go(1.0, demand=0.0)
+    run.link.rate = 2 * rate
+    begins = run.now
+    run.go(3.0)
+    assert run.carried(begins + 2.5) >= 0.9 * 2 * rate
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("bursts_s", [0.0, 0.15, 0.3])
+@pytest.mark.parametrize("limit_s", [0.03, 0.1, 0.5])
+def test_a_link_that_stays_as_it_is_is_never_tried_with_half_as_much_again(limit_s, bursts_s, seed) -> None:
+    """`bursts_s`: acknowledgements come in bursts, so far apart; a second may have a fifth more of them than it sent then.
+    `limit_s`: the queue, in seconds."""
+    rate = 20 * MBIT
+    run = Run(Uplink(), Link(rate, limit=limit_s * rate), 16 * KIB, jitter_s=0.01, seed=seed)
+    acknowledged = run.link.acknowledged
+    if bursts_s:
+        run.link.acknowledged = lambda now: acknowledged(now // bursts_s * bursts_s)  # type: ignore[method-assign]
+    run.go(15.0)
+    for _ in range(10):
+        run.go(1.0, demand=0.0)
+        run.go(5.0)
+    paces = [pace for at, _, _, pace in run.seen if at > 15]
+    assert max(paces) <= 1.2 * 1.16 * rate
+
+
 def test_a_link_that_collapsed_is_believed_within_seconds() -> None:
     rate = 20 * MBIT
     run = Run(Uplink(), Link(rate, buffer=1.5e6), 16 * KIB)
