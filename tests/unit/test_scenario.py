@@ -54,7 +54,8 @@ def test_the_builtin_ones_are_sound() -> None:
     names = builtin_scenarios()
     assert {"homogeneous-32", "homogeneous-64", "heterogeneous", "delays", "small", "killed-relay", "killed-three-of-ten",
             "slow-relay", "corrupt-relay", "withholding-relay", "stall-6s", "late-joiner", "equal-2", "equal-4", "equal-8",
-            "equal-16", "sites", "groups", "nats", "nats-symmetric", "ipv6", "sleeper", "data-centre"} <= set(names)  # fmt: skip
+            "equal-16", "sites", "groups", "nats", "nats-symmetric", "ipv6", "sleeper", "data-centre",
+            "rising-learner"} <= set(names)  # fmt: skip
     for name in names:
         scenario = find_scenario(name)
         assert scenario.name == name and scenario.warm_up == 1 and scenario.profile.mtu == 9000
