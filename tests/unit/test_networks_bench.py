@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -115,3 +116,12 @@ def test_a_network_is_measured_said_and_written(tmp_path, capsys) -> None:
     (tmp_path / "one.toml").write_text(scenario_text(measured.network))
     scenario = load_scenario(tmp_path / "one.toml")
     assert scenario.payload_bytes == measured.network.payload and scenario.t_star == pytest.approx(measured.versions[0].t_star)
+
+
+def test_a_slow_downlink_is_sent_little_twice_and_what_became_faster_is_followed() -> None:
+    """One of eight nodes has 1.45 Mbit/s down: it was sent half of each version by its distributors and by the source, r 1.24 to
+    1.41. And a learner of 10 to 28 Mbit/s: 1.21 and 1.49."""
+    slow = measure_network(replace(draw_by_name("net-21-34"), versions=3)).versions
+    assert max(v.r for v in slow) < 1.15 and max(v.duplicates for v in slow) < 0.3 and slow[-1].r < 1.08
+    rising = measure_network(draw_by_name("net-2-32")).versions
+    assert max(v.r for v in rising[1:]) < 1.3

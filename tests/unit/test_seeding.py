@@ -432,3 +432,23 @@ def test_what_a_slow_distributor_is_at_is_taken_over_by_a_source_that_is_through
     found = session.next(["a", "b", "c"], 0.2)
     assert [peer for peer, _ in session.relieved()] == taken
     assert (found is not None and found[0] in "bc") == bool(taken)
+
+
+def test_what_only_a_slow_receiver_lacks_is_not_taken_over(monkeypatch) -> None:
+    """Its distributor has it in the channel to that receiver. Sent by the source as well it came there twice, over the link that
+    all wait for."""
+    # The source helps from the start: the rule itself is looked at.
+    monkeypatch.setattr("p2p.broadcast.policies.seeding.HELP_AFTER_S", 0.0)
+    peers = "abcdefgh"
+    session = source(peers, 1)
+    assert seeds(session, "a", 0.0) == {"a": [0]}
+    session.pace = 1000.0 * session.chunk_bytes
+    policy = session._policy  # its windows are not in the view that it has of the session
+    assert isinstance(policy, Seeding)
+    policy._peers["a"].rate = 0.1  # the same
+    for peer in "abcdef":
+        session.peer_has(peer, [0], 0.1)
+    assert session.next([*peers], 0.2) is None and not session.relieved(), "g and h wait for a"
+    session.tick(OVERDUE_S + 10.0)
+    assert session.relieved() == [("a", 0)], "not for ever"
+    assert sorted(session.next([*peers], OVERDUE_S + 10.0)[0] for _ in range(2)) == ["g", "h"]

@@ -369,9 +369,7 @@ class Seeding(Policy):
         early = now - self._began < HELP_AFTER_S
         if len(self._unseeded) and not (early and self._ahead_s(now) >= BACKLOG_S):
             return self._unseeded.lowest_not_in(ChunkSet())
-        if early:
-            return None
-        if self._receivers.total is None or not self._takes_over:
+        if early or self._receivers.total is None or not self._takes_over:
             return None  # without a total more is being made, and nobody is overburdened with what there is so far
         return self._take_over()
 
@@ -380,10 +378,12 @@ class Seeding(Policy):
         latest, chosen = 0.0, None
         pace = self._receivers.pace / self._receivers.chunk_bytes
         for peer, d in self._peers.items():
-            if not d.out:
+            # What nearly all have its distributor has sent: it waits for a receiver, and would come there twice.
+            left = [chunk for chunk in d.out if not self._out[chunk].spread]
+            if not left:
                 continue
             rate = self._rate(peer, d)
-            *before, last = d.out
+            *before, last = left
             ahead = sum(self._out[c].lacking for c in before)
             lacking = self._out[last].lacking
             start, finish = (((ahead + more) / rate if rate > 0 else 1e9) - d.transit_s for more in (0, lacking))
@@ -394,7 +394,6 @@ class Seeding(Policy):
                 latest, chosen = finish, last
         if chosen is None:
             return None
-        out = self._out[chosen]
-        self._done(chosen, out)
-        self._relieved.append(Relieved(out.to, chosen))
+        self._relieved.append(Relieved(self._out[chosen].to, chosen))
+        self._done(chosen, self._out[chosen])
         return chosen
