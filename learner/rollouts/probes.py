@@ -196,6 +196,8 @@ class ProbeBook:
             able = [node for node in nodes if node.version >= least]
             places = sum(max(0, node.free) for node in able) - len(out)
             most = min(MOST_AT_ONCE, (places + len(self._under_way)) // 2)
+            if len(self._under_way) >= most:
+                continue
             able = [node for node in able if node.version == self._before] if behind else able
             found = self._hand_out(left, self._in_turn(able, now, behind=behind), most, looks, behind=behind)
             out += [self._begin(node, request, now, behind=behind) for node, request in found.given]

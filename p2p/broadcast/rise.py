@@ -1,8 +1,8 @@
 """Whether an uplink has become faster than is known of it. Pure; one for each `Uplink`.
 
-A pace that is a tenth above what was delivered follows a link that doubled for four seconds, the whole of many versions. Twice as
-much is safe only where the link shows that it carries more: more and more is delivered, nothing is lost and no packet waits. Must
-not know what the pace is then, nor why nothing was sent.
+At a pace that is a tenth above what was delivered a link that doubled is used after four seconds, which is the whole of many
+versions. Much more may be tried only where the link shows that it carries more: more and more is delivered, nothing is lost and
+no packet waits. Must not know how much is tried then.
 """
 
 from __future__ import annotations

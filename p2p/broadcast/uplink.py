@@ -226,7 +226,7 @@ class Uplink:
             self._learn(carried, queueing)
         elif self._steady and not self._best:
             self._doubt()
-        _, before, lost = samples[-2] if len(samples) > 1 else samples[-1]
+        _, before, lost = self._last_but_one
         self._rise.see(now, self.rate, queueing, lossy=_overflows(resent - lost, delivered - before))
         self._steer(queueing)
 
@@ -253,11 +253,16 @@ class Uplink:
         lossy = _overflows(resent - lost, delivered - before)
         return _Delivery(since, (delivered - before) / (now - since), lossy)
 
+    @property
+    def _last_but_one(self) -> tuple[float, int, int]:
+        """The sample before the last one; that itself where it is the first."""
+        return self._samples[-2] if len(self._samples) > 1 else self._samples[-1]
+
     def _follow_burst(self, queueing: float | None) -> None:
         """How fast a version was carried that was over before STEADY_S, from first to last acknowledgement. A lower bound, as
         there may have been little to send."""
         now, delivered, resent = self._samples[-1]
-        _, before, lost = self._samples[-2] if len(self._samples) > 1 else self._samples[-1]
+        _, before, lost = self._last_but_one
         if self._burst is not None and now - self._burst_end[0] > LAG_S:
             (since, first), (until, last) = self._burst, self._burst_end
             self._burst = None
