@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from p2p.broadcast.laggards import LAG_S
+from p2p.broadcast.peer_groups import EVERYWHERE
 from p2p.broadcast.policies.distributor import LEAST_COPIES, SLOWER, Distributor
 from p2p.broadcast.policies.port import Push, Remembered
 from p2p.broadcast.policies.queues import Queues
@@ -434,21 +435,29 @@ def test_what_a_slow_distributor_is_at_is_taken_over_by_a_source_that_is_through
     assert (found is not None and found[0] in "bc") == bool(taken)
 
 
-def test_what_only_a_slow_receiver_lacks_is_not_taken_over(monkeypatch) -> None:
-    """Its distributor has it in the channel to that receiver. Sent by the source as well it came there twice, over the link that
-    all wait for."""
+@pytest.mark.parametrize("withheld", [False, True])
+def test_what_only_a_slow_receiver_lacks_is_not_taken_over(monkeypatch, withheld: bool) -> None:
+    """It lacks what several distributors have everywhere else, in their channels to it. Sent by the source as well it came there
+    twice, over the link that all wait for. Who lacks what one of them has is `withheld` from, and helped as ever."""
     # The source helps from the start: the rule itself is looked at.
     monkeypatch.setattr("p2p.broadcast.policies.seeding.HELP_AFTER_S", 0.0)
     peers = "abcdefgh"
-    session = source(peers, 1)
-    assert seeds(session, "a", 0.0) == {"a": [0]}
+    session = source(peers, 2)
+    handed = [session.next([peer], 0.0) for peer in "ab"]
+    assert handed == [Push("a", 0, EVERYWHERE), Push("b", 1, EVERYWHERE)]
     session.pace = 1000.0 * session.chunk_bytes
     policy = session._policy  # its windows are not in the view that it has of the session
     assert isinstance(policy, Seeding)
-    policy._peers["a"].rate = 0.1  # the same
-    for peer in "abcdef":
-        session.peer_has(peer, [0], 0.1)
-    assert session.next([*peers], 0.2) is None and not session.relieved(), "g and h wait for a"
+    for peer in peers:
+        session.peer_has(peer, [0] * (peer not in "gh") + [1] * (peer not in "gh" or withheld), 0.1)
+    session.tick(0.15)
+    for name in "ab":
+        policy._peers[name].rate = 0.1  # the same
+    found = session.next([*peers], 0.2)
+    if withheld:
+        assert session.relieved() == [("a", 0)] and found is not None and found[0] in "gh"
+        return
+    assert found is None and not session.relieved(), "g and h wait for a and b"
     session.tick(OVERDUE_S + 10.0)
-    assert session.relieved() == [("a", 0)], "not for ever"
-    assert sorted(session.next([*peers], OVERDUE_S + 10.0)[0] for _ in range(2)) == ["g", "h"]
+    assert sorted(session.relieved()) == [("a", 0), ("b", 1)], "not for ever"
+    assert sorted(session.next([*peers], OVERDUE_S + 10.0)[0] for _ in range(4)) == ["g", "g", "h", "h"]

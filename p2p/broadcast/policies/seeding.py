@@ -17,7 +17,7 @@ from math import inf
 
 from p2p.broadcast.chunkset import ChunkSet, bits_of
 from p2p.broadcast.peer_groups import EVERYWHERE
-from p2p.broadcast.policies.distributor import Distributor, Out
+from p2p.broadcast.policies.distributor import Distributor, Out, slow_receivers
 from p2p.broadcast.policies.port import Policy, Push, ReceiverView, Relieved, Remembered
 from p2p.broadcast.policies.queues import Queues
 
@@ -102,6 +102,7 @@ class Seeding(Policy):
         self._began: float | None = None
         self._relieved: list[Relieved] = []
         self._lagging: frozenset[str] = frozenset()
+        self._slow: frozenset[str] = frozenset()
         self._rates: float | None = None
         """copies a second that all distributors deliver; infinite while not all are known, None to be summed up anew"""
 
@@ -147,9 +148,8 @@ class Seeding(Policy):
         if peer == out.to:
             took = min(now - out.at, MAX_TRANSIT_S)
             owner.transit_s += (took - owner.transit_s) / 4 if owner.transit_s else took
-        else:
-            if owner.copied(now):
-                self._remember(out.to, owner)
+        elif owner.copied(now):
+            self._remember(out.to, owner)
         out.lacking -= 1
         if out.lacking <= len(self._peers) // STRAGGLERS and not out.spread:
             self._spread(out, owner, now)
@@ -221,7 +221,7 @@ class Seeding(Policy):
             self._give_up(chunk, out, owner, now)
         for d in self._peers.values():
             d.look(now)
-        self._rates = None
+        self._rates, self._slow = None, slow_receivers(self._out, self._peers, self._lacks)
 
     def _give_up(self, chunk: int, out: Out, owner: Distributor, now: float) -> None:
         self._done(chunk, out)
@@ -378,8 +378,8 @@ class Seeding(Policy):
         latest, chosen = 0.0, None
         pace = self._receivers.pace / self._receivers.chunk_bytes
         for peer, d in self._peers.items():
-            # What nearly all have its distributor has sent: it waits for a receiver, and would come there twice.
-            left = [chunk for chunk in d.out if not self._out[chunk].spread]
+            # What only slow ones lack lies in their channels, and would come there twice.
+            left = [c for c in d.out if self._out[c].lacking > sum(self._lacks(p, c) for p in self._slow)]
             if not left:
                 continue
             rate = self._rate(peer, d)
