@@ -458,6 +458,10 @@ def test_what_only_a_slow_receiver_lacks_is_not_taken_over(monkeypatch, withheld
         assert session.relieved() == [("a", 0)] and found is not None and found[0] in "gh"
         return
     assert found is None and not session.relieved(), "g and h wait for a and b"
+    session.leave("f", 0.25)
+    session.leave("h", 0.25)
+    assert session.next([*"abcdeg"], 0.25) is None and not session.relieved(), "g waits, and h is gone before the next look"
+    session.join("h", [], 0.3)
     session.tick(OVERDUE_S + 10.0)
     assert sorted(session.relieved()) == [("a", 0), ("b", 1)], "not for ever"
     assert sorted(session.next([*peers], OVERDUE_S + 10.0)[0] for _ in range(4)) == ["g", "g", "h", "h"]

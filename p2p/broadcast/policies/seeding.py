@@ -121,6 +121,7 @@ class Seeding(Policy):
     def left(self, peer: str, now: float) -> None:
         """Hand out again what nobody but `peer` has; distribute here what it had begun to distribute."""
         gone, self._rates = self._peers.pop(peer, None), None
+        self._slow -= {peer}
         self._own.drop(peer)
         if gone is None:
             return
