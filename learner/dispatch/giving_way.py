@@ -10,11 +10,12 @@ or gives back is slow for as long as it does so. Must not know whose fault that 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from learner.dispatch.node_table import NodeView, oversubscribed
+from learner.dispatch.often_late import OftenLate
 from p2p.forgetting import forget_oldest
 
 SLOWER = 3.0
@@ -156,6 +157,7 @@ class GivingWay:
     def __init__(self) -> None:
         self.speeds = NOTHING_SEEN
         self._of: dict[str, _Places] = {}
+        self._often_late = OftenLate()
         self._usual = 0.0
         """tokens of a sequence that ended; 0 until one has"""
         self._best = 0.0
@@ -173,8 +175,13 @@ class GivingWay:
             forget_oldest(self._of)
         of.count(held, total, now, self._usual, self._best)
 
-    def ended(self, node: str, total: int) -> None:
+    def late(self, node: str, lost_s: float, now: float) -> None:
+        """A sequence was moved from it early, that came so many seconds later than is usual."""
+        self._often_late.late(node, lost_s, now)
+
+    def ended(self, node: str, total: int, now: float) -> None:
         """A sequence ended there, after so many tokens in all."""
+        self._often_late.ended(node, now)
         of = self._of.get(node)
         if of is not None and total > of.last_end:
             tokens = total - of.last_end
@@ -189,9 +196,12 @@ class GivingWay:
                 of.tried = self._tried = now
                 self._trying = node
 
-    def look(self, nodes: Sequence[NodeView], outstanding: int, now: float, *, proven: bool = True) -> list[NodeView]:
+    def look(
+        self, nodes: Sequence[NodeView], outstanding: int, now: float, *, proven: bool = True, step: int = 0
+    ) -> list[NodeView]:
         """The same nodes, those that give way with fewer places. `outstanding`: sequences that may be in flight together now;
-        `proven`: whether there are nodes whose word counts because they are proven. Then only those count as quick."""
+        `proven`: whether there are nodes whose word counts because they are proven. Then only those count as quick. `step`:
+        sequences that the trainer takes together, 0 for not known."""
         able = [n for n in nodes if n.live and not n.draining and n.capacity > 0 and n.peer in self._of]
         # Who lacks the newest version cannot take what waits for it, however quick it is.
         newest = max((n.version for n in able), default=None)
@@ -203,6 +213,8 @@ class GivingWay:
         self._best, self._looked = best, now
         rates = {n.peer: self._of[n.peer].most(self._usual, best) for n in able} if best else {}
         slow = {p for p, rate in rates.items() if rate * SLOWER < best and (proven or self._of[p].silent_s > SILENT_S)}
+        late = self._in_the_way([n for n in able if n.peer not in slow], rates, min(step, outstanding), now)
+        slow |= late
         idle = (n for n in able if n.version == newest and not n.load and oversubscribed(n) > 0)
         untried = (n.peer for n in idle if not self._of[n.peer].seconds and not self._of[n.peer].since)
         quick = [n for n in soon if n.peer not in slow]
@@ -218,14 +230,21 @@ class GivingWay:
         gives: dict[str, NodeView] = {}
         slow_nodes = sorted((n for n in able if n.peer in slow), key=lambda n: -rates[n.peer])
         for n in slow_nodes:
-            left = int(outstanding - makes / rates[n.peer])
+            left = 0 if n.peer in late else int(outstanding - makes / rates[n.peer])
             gives[n.peer] = replace(n, limit=min(oversubscribed(n), max(n.load, left)), gives_way=True)
-            makes += oversubscribed(n) * rates[n.peer]
+            makes += 0.0 if n.peer in late else oversubscribed(n) * rates[n.peer]
         able_to_try = {n.peer for n in slow_nodes if n.version == newest and (oversubscribed(n) > 0 or not proven)}
         self._try_one(gives, able_to_try, now)
         return [gives.get(n.peer, n) for n in nodes]
 
     # ---- inside
+
+    def _in_the_way(self, quick: list[NodeView], rates: Mapping[str, float], step: int, now: float) -> frozenset[str]:
+        """Those of the quick nodes that are late so often that a step is made sooner without them."""
+        if not (rates and self._usual and step > 0):
+            return frozenset()
+        places = {n.peer: min(n.capacity, oversubscribed(n)) * rates[n.peer] / self._best for n in quick}
+        return self._often_late.in_the_way(places, self._usual / self._best, step, now)
 
     def _try_one(self, gives: dict[str, NodeView], those: set[str], now: float) -> None:
         self._next = ""

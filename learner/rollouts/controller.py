@@ -101,9 +101,9 @@ class Rollouts:
         self.tokens = TokenJournal(journal, self.collector.unwritten)
         # Nothing is moved where sequences are to end under the weights that they began with: elsewhere there may be newer ones.
         chosen = settings.strategies.model_copy(update={"migration": False}) if settings.finish_s else settings.strategies
-        members = settings.samples + settings.extra_samples
+        members, step = settings.samples + settings.extra_samples, settings.groups_per_step * settings.samples
         proven = self._conduct.anybody_proven
-        self.steering = Steering(members, settings.sampling.max_new_tokens, settings.max_staleness, chosen, proven)
+        self.steering = Steering(members, settings.sampling.max_new_tokens, settings.max_staleness, chosen, proven, step=step)
         self.resumed_groups = self.resumed_tokens = 0
         """unfinished groups taken over from the epoch before, and the tokens that they had"""
         self.durations, self.idle_runs = Durations(), IdleRuns()

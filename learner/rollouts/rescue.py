@@ -234,6 +234,8 @@ class Rescue:
             if hedge.early:
                 says = self._silences.moved_early(hedge.node, hedge.request_id, now)
                 blamed = hedge.node if way is Way.EARLY and says.blames else ""
+                if way is Way.EARLY and (says.blames or not says.shows):
+                    self._giving_way.late(hedge.node, says.lost_s, now)
                 self._hold_ups.moved(blamed, member_name(hedge.request_id), now, sooner=not says.shows)
             if way in (Way.TAKE, Way.EARLY):
                 self._silences.taken(hedge.node)
@@ -263,7 +265,7 @@ class Rescue:
         made = self._collector.tokens_by_node.get(peer, 0)
         self._conduct.ended(peer, made - self._credited.get(peer, 0))
         self._credited[peer] = made
-        self._giving_way.ended(peer, made)
+        self._giving_way.ended(peer, made, now)
         self.ended[peer] += 1
         self._all_ended[peer] += 1
         at_once_s = self._silences.at_once_s + (SLOWER * what.stay.tokens / rate if (rate := self._silences.usual_rate) else 0.0)

@@ -80,6 +80,8 @@ class Early(NamedTuple):
     """what becomes of it shows whose fault it was"""
     blames: bool
     """its node is to blame, if another one makes it at once"""
+    lost_s: float
+    """seconds by which it comes later than is usual"""
 
 
 class Usual(NamedTuple):
@@ -222,8 +224,10 @@ class SilenceWatch:
 
     def moved_early(self, node: str, request_id: str, now: float) -> Early:
         """It is moved now, as early or sooner."""
-        silent = self.early(node, request_id, now)
-        return Early(silent or self.slow(node, request_id, now), silent or self.unlike_others(node, request_id, now))
+        silent, slow = self.early(node, request_id, now), self.slow(node, request_id, now)
+        seen, rate = self._seen.get((node, request_id)), self.usual_rate
+        lost_s = self._lasts_s(seen, now) - (seen.made / rate if rate else 0.0) if seen is not None else 0.0
+        return Early(silent or slow, silent or self.unlike_others(node, request_id, now), max(0.0, lost_s))
 
     def unlike_others(self, node: str, request_id: str, now: float) -> bool:
         """Whether it has come so much slower than what this node makes: a slow device is nobody's fault."""
@@ -240,9 +244,12 @@ class SilenceWatch:
         seen = self._seen.get((node, request_id))
         if seen is None or not seen.begun or not self._sees_slow:
             return False
-        # Who began at once is slow from the beginning; else its prompt was long.
-        lasts_s = now - (seen.since if seen.begun_at - seen.since <= self.at_once_s else seen.begun_at)
+        lasts_s = self._lasts_s(seen, now)
         return lasts_s > share * self.at_once_s and SLOWER * seen.made < lasts_s * rate
+
+    def _lasts_s(self, seen: _Seen, now: float) -> float:
+        """Seconds from its beginning. Who began at once is slow from when it was given it; else its prompt was long."""
+        return now - (seen.begun_at if seen.begun and seen.begun_at - seen.since > self.at_once_s else seen.since)
 
     def _share(self, share: float) -> float:
         """Seconds that this share of the ended sequences were silent for at the most."""

@@ -36,6 +36,8 @@ class Steering:
     strategies: Strategies
     anybody_proven: Callable[[], bool] = lambda: True
     """whether nodes are at work whose word counts because they are proven"""
+    step: int = 0
+    """sequences that a step takes; 0 where the trainer samples itself"""
     forecast: Forecast = field(init=False)
     moves: Counter[str] = field(default_factory=Counter, init=False)
     """sequences moved between living nodes, by reason"""
@@ -90,7 +92,7 @@ class Steering:
             self.giving_way.count(node.peer, held, collector.tokens_by_node.get(node.peer, 0), now)
         if nodes:
             outstanding += self.samples * room(max(node.version for node in nodes))
-        return self.giving_way.look(nodes, outstanding, now, proven=self.anybody_proven())
+        return self.giving_way.look(nodes, outstanding, now, proven=self.anybody_proven(), step=self.step)
 
     def _foreseen(self, request: WaitingSequence, now: float, step: int, collector: Collector) -> WaitingSequence:
         task_index, feature = collector.task_of(request.group_id)

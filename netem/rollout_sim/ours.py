@@ -106,7 +106,7 @@ class Shoal(Bounded):
         for name, e in self.sim.engines.items():
             before, total = self._ended.get(name, (0, 0.0))
             for i in range(ended := e.ended - before):  # one after the other, as a head hears of them
-                self.giving_way.ended(name, int(total + (e.total - total) * (i + 1) / ended))
+                self.giving_way.ended(name, int(total + (e.total - total) * (i + 1) / ended), self.sim.now)
             if ended:
                 self._ended[name] = (e.ended, e.total)
             self.giving_way.count(name, len(e.running) + len(e.waiting), int(e.total), self.sim.now)

@@ -28,6 +28,7 @@ class Fleet:
     credible: set[str] | None = None
     proven: bool = True
     outstanding: int = 12
+    step: int = 0
     now: float = 0.0
     giving: GivingWay = field(default_factory=GivingWay)
     held: dict[str, list[float]] = field(default_factory=dict)
@@ -47,9 +48,9 @@ class Fleet:
                 self.held[node] = [end for end in held if end > self.now]
                 for _ in over:
                     self.made[node] = self.made.get(node, 0) + TOKENS
-                    self.giving.ended(node, self.made[node])
+                    self.giving.ended(node, self.made[node], self.now)
                 self.giving.count(node, len(self.held[node]), self.made.get(node, 0), self.now)
-            self.views = self.giving.look(self._nodes(), self.outstanding, self.now, proven=self.proven)
+            self.views = self.giving.look(self._nodes(), self.outstanding, self.now, proven=self.proven, step=self.step)
             for view in self.views:
                 while len(self.held[view.peer]) < min(most, oversubscribed(view)):
                     self.held[view.peer].append(self.now + self.took_s[view.peer])
@@ -151,7 +152,7 @@ def test_long_completions_make_nobody_quick() -> None:
     for second in range(1, 60):
         for node, tokens in (("honest", 2), ("long", 1000)):
             made[node] += tokens
-            giving.ended(node, made[node])
+            giving.ended(node, made[node], float(second))
             giving.count(node, 1, made[node], float(second))
         found = giving.look([NodeView(node, V, 1, 0, 4) for node in made], 4, float(second))
         assert not any(view.gives_way for view in found)
@@ -168,7 +169,7 @@ def test_tiny_completions_hide_nobody() -> None:
             if step % each == 0:
                 for left in reversed(range(held[node])):
                     made[node] += tokens
-                    giving.ended(node, made[node])
+                    giving.ended(node, made[node], now)
                     giving.count(node, left, made[node], now)
                 giving.count(node, 4, made[node], now)
                 held[node] = 4
@@ -203,14 +204,17 @@ def test_who_was_given_nothing_is_untried() -> None:
 
 @given(
     st.lists(st.floats(0.05, 5.0), min_size=1, max_size=6), st.integers(0, 200), st.booleans(),
-    st.lists(st.tuples(st.integers(0, 5), st.floats(0.05, 50.0)), max_size=4),
+    st.lists(st.tuples(st.integers(0, 5), st.floats(0.05, 50.0), st.integers(0, 9)), max_size=4), st.integers(0, 99),
 )  # fmt: skip
 def test_somebody_always_works_and_nobody_gets_more_than_it_had(
-    took_s: list[float], outstanding: int, proven: bool, turns: list[tuple[int, float]]
+    took_s: list[float], outstanding: int, proven: bool, turns: list[tuple[int, float, int]], step: int
 ) -> None:
-    fleet = Fleet({f"n{i}": s for i, s in enumerate(took_s)}, proven=proven, outstanding=outstanding)
-    for which, s in [(0, took_s[0]), *turns]:
-        fleet.took_s[f"n{which % len(took_s)}"] = s
+    fleet = Fleet({f"n{i}": s for i, s in enumerate(took_s)}, proven=proven, outstanding=outstanding, step=step)
+    for which, s, moved in [(0, took_s[0], 0), *turns]:
+        node = f"n{which % len(took_s)}"
+        fleet.took_s[node] = s
+        for _ in range(moved):
+            fleet.giving.moved(node, s, fleet.now)
         views = fleet.run(4.0)
         assert not proven or len(gives_way(views)) < len(took_s)
         assert all(oversubscribed(view) <= 5 and (view.gives_way or view.limit is None) for view in views.values())
@@ -257,3 +261,28 @@ def test_while_nobody_is_proven_slow_nodes_take_no_places_of_those_that_were_giv
     assert found == {"slow": 3} | {f"new{i}": FIRST for i in range(9)}
     crowd = [node._replace(slow=False) for node in nodes]
     assert sum(limits(standing, crowd, MadeOfLate()).values()) == 3 + FIRST
+
+
+def with_one_often_late(outstanding: int, step: int, usual_s: float = 0.2) -> Fleet:
+    """Two quick nodes, and one that is as quick but for eight sequences, which were moved from it half a second late."""
+    fleet = Fleet({"a": usual_s, "b": usual_s, "often": usual_s}, outstanding=outstanding, step=step)
+    fleet.run(20 * usual_s)
+    for _ in range(8):
+        fleet.giving.moved("often", 0.5, fleet.now)
+    return fleet
+
+
+def test_who_is_often_late_gives_way_where_the_others_make_a_step_sooner() -> None:
+    fleet = with_one_often_late(outstanding=64, step=16)
+    assert gives_way(fleet.run(STEP_S)) == {"often"}
+    fleet.run(1.0)
+    before = fleet.given["often"]
+    views = fleet.run(2 * TRY_S)
+    assert fleet.given["often"] > before and oversubscribed(views["often"]) == 1, "it shows how quick it is, one after the other"
+    assert not gives_way(fleet.run(600.0)), "until it has shown that it is no longer late"
+    busy = with_one_often_late(outstanding=64, step=64).run(STEP_S)["often"]
+    assert busy.gives_way and oversubscribed(busy) == 5, "it gets what they have no places for"
+    unknown = with_one_often_late(outstanding=64, step=0).run(STEP_S)["often"]
+    assert oversubscribed(unknown) == 5
+    long = with_one_often_late(outstanding=16, step=16, usual_s=8.0).run(STEP_S)["often"]
+    assert oversubscribed(long) > 3, "half a second more than eight is little"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from learner.rollouts.silences import (
     BEGIN_S,
     EARLY_S,
@@ -87,7 +89,10 @@ def test_what_comes_slowly_is_early_behind_and_is_unlike_others_where_its_node_m
     assert not watch.unlike_others("n", "slow", 104.0), "it makes all others at 30 a second"
     for _ in range(LEAST_ENDED):
         watch.made("n", 100, 1.0)
-    assert watch.moved_early("n", "slow", 104.0) == (True, True) and watch.moved_early("n", "quick", 104.0) == (False, False)
+    assert watch.moved_early("n", "slow", 104.0) == (True, True, pytest.approx(4.0 - 1.29))
+    assert watch.moved_early("n", "quick", 104.0) == (False, False, 0.0)
+    assert watch.moved_early("n", "silent", 100.4) == (False, False, pytest.approx(0.4)), "it was given it then"
+    assert watch.moved_early("n", "long prompt", 104.2) == (False, False, pytest.approx(0.19)), "from when it began"
     assert watch.unlike_others("n", "slow", 104.0) and not watch.unlike_others("other", "slow", 104.0)
 
 
