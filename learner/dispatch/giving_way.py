@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from learner.dispatch.node_table import NodeView, oversubscribed
-from learner.dispatch.often_late import OftenLate
+from learner.dispatch.often_late import Making, OftenLate
 from p2p.forgetting import forget_oldest
 
 SLOWER = 3.0
@@ -158,6 +158,8 @@ class GivingWay:
         self.speeds = NOTHING_SEEN
         self._of: dict[str, _Places] = {}
         self._often_late = OftenLate()
+        self._late, self._late_at = frozenset[str](), -math.inf
+        """who was in the way, and when"""
         self._usual = 0.0
         """tokens of a sequence that ended; 0 until one has"""
         self._best = 0.0
@@ -213,7 +215,8 @@ class GivingWay:
         self._best, self._looked = best, now
         rates = {n.peer: self._of[n.peer].most(self._usual, best) for n in able} if best else {}
         slow = {p for p, rate in rates.items() if rate * SLOWER < best and (proven or self._of[p].silent_s > SILENT_S)}
-        late = self._in_the_way([n for n in able if n.peer not in slow], rates, min(step, outstanding), now)
+        counts = [n for n in soon if n.peer not in slow and (n.credible or not proven)]
+        late = self._in_the_way(counts, rates, min(step, outstanding), now)
         slow |= late
         idle = (n for n in able if n.version == newest and not n.load and oversubscribed(n) > 0)
         untried = (n.peer for n in idle if not self._of[n.peer].seconds and not self._of[n.peer].since)
@@ -240,11 +243,16 @@ class GivingWay:
     # ---- inside
 
     def _in_the_way(self, quick: list[NodeView], rates: Mapping[str, float], step: int, now: float) -> frozenset[str]:
-        """Those of the quick nodes that are late so often that a step is made sooner without them."""
-        if not (rates and self._usual and step > 0):
-            return frozenset()
-        places = {n.peer: min(n.capacity, oversubscribed(n)) * rates[n.peer] / self._best for n in quick}
-        return self._often_late.in_the_way(places, self._usual / self._best, step, now)
+        """Those of the quick nodes that are late so often that a step is made sooner without them; and for LAG_S those that were,
+        since others are without the newest version for a moment each time that there is one."""
+        if rates and self._usual and step > 0:
+            makes = {
+                n.peer: Making(places, self._usual / rates[n.peer])
+                for n in quick if (places := min(n.capacity, oversubscribed(n))) > 0
+            }  # fmt: skip
+            if late := self._often_late.in_the_way(makes, step, now):
+                self._late, self._late_at = late, now
+        return self._late & rates.keys() if now - self._late_at <= LAG_S else frozenset()
 
     def _try_one(self, gives: dict[str, NodeView], those: set[str], now: float) -> None:
         self._next = ""

@@ -11,14 +11,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
 
 from p2p.forgetting import forget_oldest, renewed
 
-RECENT, LATELY_S = 64, 600.0
+ONE_S = 1.0
+"""Seconds in which a node is late once: an engine that pauses holds up all that it has."""
+
+RECENT, LATELY_S = 64, 300.0
 """What happened counts for e times less after so many sequences more of the node, and after so many seconds."""
 
 TIMES = 1.5
-"""So many times a node must have been late: once is chance, and twice is forgotten after three minutes."""
+"""So many times a node must have been late: once is chance, and twice is forgotten after a minute and a half."""
 
 WORSE, SELDOM, KNOWN = 3.0, 1 / 64, 4.0
 """So many times as often as the best of the others, and as so seldom, it must be late. With whom it is compared has ended so many
@@ -33,6 +38,15 @@ LATER = 2.0
 left where it is for longer (`rollouts.hold_ups`)."""
 
 
+class Making(NamedTuple):
+    """What a node can make."""
+
+    places: int
+    """sequences at a time, one at the least"""
+    usual_s: float
+    """seconds that a usual one takes it"""
+
+
 @dataclass(slots=True)
 class _Record:
     """Of one node, of late."""
@@ -44,6 +58,10 @@ class _Record:
     lost_s: float = 0.0
     """seconds by which they were, in all"""
     ended: float = 0.0
+    late_at: float = -math.inf
+    """when it was late last"""
+    last_s: float = 0.0
+    """by how much"""
 
     def fade(self, now: float, sequences: int = 0) -> _Record:
         share = math.exp(min(0.0, self.at - now) / LATELY_S - sequences / RECENT)
@@ -76,31 +94,39 @@ class OftenLate:
     def late(self, node: str, lost_s: float, now: float) -> None:
         """A sequence was moved from it early, that came so much later than is usual."""
         record = self._record(node, now)
-        record.late, record.lost_s = record.late + 1.0, record.lost_s + lost_s
+        if again := now - record.late_at < ONE_S:
+            lost_s = max(0.0, lost_s - record.last_s)
+        else:
+            record.late_at, record.last_s = now, 0.0
+        record.late, record.lost_s, record.last_s = record.late + (not again), record.lost_s + lost_s, record.last_s + lost_s
 
     def ended(self, node: str, now: float) -> None:
         """It ended one as asked."""
         self._record(node, now).ended += 1.0
 
-    def in_the_way(self, places: Mapping[str, float], usual_s: float, step: int, now: float) -> frozenset[str]:
-        """Those without which a step of so many sequences is made sooner. `places`: how many sequences each node makes at a time;
-        each takes `usual_s`."""
-        known = {node: record.fade(now) for node in places if (record := self._of.get(node)) is not None}
+    def in_the_way(self, nodes: Mapping[str, Making], step: int, now: float) -> frozenset[str]:
+        """Those of the nodes without which a step of so many sequences is made sooner."""
+        known = {node: record.fade(now) for node in nodes if (record := self._of.get(node)) is not None}
         allowed = WORSE * max(SELDOM, min((r.at_most for r in known.values() if r.ended >= KNOWN), default=1.0))
         often = frozenset(node for node, r in known.items() if r.late >= TIMES and r.share >= allowed)
-        if not often:
-            return often
-        lost_s = sum(r.lost_s for r in known.values()) / sum(r.late for r in known.values())
-
-        def step_s(of: Mapping[str, float], lost_s: float) -> float:
-            """How long the step takes these."""
-            total = sum(of.values())
-            share = sum(known[node].likely * many for node, many in of.items() if node in known) / total
-            return usual_s * max(1.0, step / total) + lost_s * (1.0 - (1.0 - share) ** step)
-
-        others = {node: many for node, many in places.items() if node not in often}
+        others = {node: making for node, making in nodes.items() if node not in often}
         # What one of the others is late with goes to another of them: one alone is never left.
-        return often if len(others) > 1 and step_s(others, LATER * lost_s) < step_s(places, lost_s) else frozenset()
+        if not often or len(others) < 2:
+            return frozenset()
+        lost_s = median(r.lost_s / r.late for r in known.values() if r.late)
+        alone = self._step_s(others, step, LATER * lost_s)
+        return often if alone < self._step_s(nodes, step, lost_s) else frozenset()
+
+    def _step_s(self, nodes: Mapping[str, Making], step: int, lost_s: float) -> float:
+        """How long a step of so many sequences takes these: as long as the quickest of them need that make it soonest, and if one
+        of the sequences is late, which may be at any of them, `lost_s` more."""
+        soonest, rate, late = math.inf, 0.0, 0.0
+        for node, making in sorted(nodes.items(), key=lambda one: one[1].usual_s):
+            record, more = self._of.get(node), making.places / making.usual_s
+            rate += more
+            late += more * record.likely if record is not None else 0.0
+            soonest = min(soonest, max(making.usual_s, step / rate))
+        return soonest + lost_s * (1.0 - (1.0 - late / rate) ** step)
 
     def _record(self, node: str, now: float) -> _Record:
         record = self._of.setdefault(node, _Record(now)).fade(now, 1)

@@ -267,8 +267,8 @@ def with_one_often_late(outstanding: int, step: int, usual_s: float = 0.2) -> Fl
     """Two quick nodes, and one that is as quick but for eight sequences, which were moved from it half a second late."""
     fleet = Fleet({"a": usual_s, "b": usual_s, "often": usual_s}, outstanding=outstanding, step=step)
     fleet.run(20 * usual_s)
-    for _ in range(8):
-        fleet.giving.late("often", 0.5, fleet.now)
+    for i in range(8):
+        fleet.giving.late("often", 0.5, fleet.now - 1.5 * (8 - i))
     return fleet
 
 
@@ -284,3 +284,38 @@ def test_who_is_often_late_gives_way_where_the_others_make_a_step_sooner() -> No
     assert not gives_way(with_one_often_late(outstanding=64, step=0).run(STEP_S)), "what a step takes is not known"
     long = with_one_often_late(outstanding=16, step=16, usual_s=8.0)
     assert not gives_way(long.run(STEP_S)), "half a second of eight is little"
+
+
+def beside_those_that_are_late(others: dict[str, NodeView], proven: bool = True) -> tuple[GivingWay, list[NodeView]]:
+    """Two nodes that are late now and then, and others that never are."""
+    giving, views = GivingWay(), [NodeView("h", V, 0, 0, 4), NodeView("i", V, 0, 0, 4), *others.values()]
+    for k in range(1, 61):
+        for view in views:
+            late = view.peer in "hi" and k % 8 == 0
+            giving.count(view.peer, 0, TOKENS * (k - 1), 2.0 * k - 0.2)
+            giving.gave(view.peer, 2.0 * k - 0.2)
+            (giving.late(view.peer, 1.5, 2.0 * k) if late else giving.ended(view.peer, TOKENS * k, 2.0 * k))
+            giving.count(view.peer, 0, TOKENS * k, 2.0 * k)
+    return giving, giving.look(views, 16, 120.5, proven=proven, step=16)
+
+
+def test_only_who_can_take_the_work_counts_among_the_others() -> None:
+    able = {name: NodeView(name, V, 1, 0, 4) for name in "ab"}
+    assert {v.peer for v in beside_those_that_are_late(able)[1] if v.gives_way} == {"h", "i"}
+    for wrong in (
+        {name: replace(view, limit=0, running=0) for name, view in able.items()},
+        {name: replace(view, capacity=0) for name, view in able.items()},
+        {name: replace(view, credible=False) for name, view in able.items()},
+        {"a": able["a"]},
+    ):
+        assert not any(v.gives_way for v in beside_those_that_are_late(wrong)[1])
+    strangers = {name: replace(view, credible=False) for name, view in able.items()}
+    assert any(v.gives_way for v in beside_those_that_are_late(strangers, proven=False)[1]), "nobody is proven"
+
+
+def test_nodes_without_the_newest_version_are_others_for_a_moment() -> None:
+    giving, views = beside_those_that_are_late({name: NodeView(name, V, 1, 0, 4) for name in "ab"})
+    assert views[0].gives_way
+    newer = [NodeView(name, Version(1, 2), 0, 0, 4) for name in "hi"] + [NodeView(name, V, 1, 0, 4) for name in "ab"]
+    assert giving.look(newer, 16, 121.0, step=16)[0].gives_way
+    assert not giving.look(newer, 16, 121.0 + 2 * LAG_S, step=16)[0].gives_way

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from learner.dispatch.often_late import LATELY_S, RECENT, OftenLate
+from learner.dispatch.often_late import LATELY_S, ONE_S, RECENT, Making, OftenLate
 
 
 def of(lost_s: float = 2.0, **given: tuple[int, int]) -> OftenLate:
-    """node = (late, ended as asked), in turns, all at 0.0."""
+    """node = (late, ended as asked), in turns, in the minute until 0.0."""
     often = OftenLate()
     for node, (late, ended) in given.items():
         for i in range(late + ended):
+            at = 60.0 * ((i + 1) / (late + ended) - 1)
             if late and (i + 1) * late // (late + ended) > i * late // (late + ended):
-                often.late(node, lost_s, 0.0)
+                often.late(node, lost_s, at)
             else:
-                often.ended(node, 0.0)
+                often.ended(node, at)
     return often
 
 
 def in_the_way(often: OftenLate, *nodes: str, usual_s: float = 0.2, step: int = 16, now: float = 0.0) -> set[str]:
     """Of nodes of four places each."""
-    return set(often.in_the_way(dict.fromkeys(nodes, 4.0), usual_s, step, now))
+    return set(often.in_the_way(dict.fromkeys(nodes, Making(4, usual_s)), step, now))
 
 
 def test_who_is_late_much_more_often_is_in_the_way_of_quick_ones() -> None:
@@ -62,3 +63,30 @@ def test_what_happened_is_forgotten() -> None:
     for _ in range(2 * RECENT):
         again.ended("late", 0.0)
     assert not in_the_way(again, "a", "b", "late")
+
+
+def test_one_pause_of_a_node_counts_once() -> None:
+    often = of(a=(0, 40), b=(0, 40), late=(0, 40))
+    for _ in range(4):
+        often.late("late", 2.0, 100.0)
+    assert not in_the_way(often, "a", "b", "late", now=100.0)
+    for i in range(1, 5):
+        often.late("late", 2.0, 100.0 + i * ONE_S)
+    assert in_the_way(often, "a", "b", "late", now=105.0)
+
+
+def test_slow_nodes_with_many_places_put_no_quick_ones_out() -> None:
+    often = of(a=(0, 60), b=(0, 60), q=(5, 55), r=(5, 55), lost_s=0.7)
+    quick = dict.fromkeys("qr", Making(8, 3.0))
+    assert often.in_the_way(dict.fromkeys("ab", Making(8, 3.0)) | quick, 16, 0.0) == {"q", "r"}
+    assert not often.in_the_way(dict.fromkeys("ab", Making(32, 8.0)) | quick, 16, 0.0), "these alone take eight seconds"
+
+
+def test_how_late_one_node_is_says_little_of_the_others() -> None:
+    given = {f"q{i}": (5, 55) for i in range(8)} | {"a": (0, 60), "b": (0, 60)}
+    often = of(lost_s=0.6, **given)
+    nodes = dict.fromkeys("ab", Making(1, 1.0)) | {f"q{i}": Making(4, 1.0) for i in range(8)}
+    assert not often.in_the_way(nodes, 16, 0.0)
+    for i in range(20):
+        often.late("hostile", 60.0, 2.0 * i - 40.0)
+    assert not often.in_the_way(nodes | {"hostile": Making(4, 1.0)}, 16, 0.0)
