@@ -106,7 +106,11 @@ class OftenLate:
 
     def in_the_way(self, nodes: Mapping[str, Making], step: int, now: float) -> frozenset[str]:
         """Those of the nodes without which a step of so many sequences is made sooner."""
-        known = {node: record.fade(now) for node in nodes if (record := self._of.get(node)) is not None}
+        known = {node: record for node in nodes if (record := self._of.get(node)) is not None}
+        if all(record.late < TIMES for record in known.values()):  # it is asked some ten times a second, of a thousand nodes
+            return frozenset()
+        for record in known.values():
+            record.fade(now)
         allowed = WORSE * max(SELDOM, min((r.at_most for r in known.values() if r.ended >= KNOWN), default=1.0))
         often = frozenset(node for node, r in known.items() if r.late >= TIMES and r.share >= allowed)
         others = {node: making for node, making in nodes.items() if node not in often}
