@@ -244,7 +244,7 @@ class GivingWay:
 
     def _in_the_way(self, quick: list[NodeView], rates: Mapping[str, float], step: int, now: float) -> frozenset[str]:
         """Those of the quick nodes that are late so often that a step is made sooner without them; and for LAG_S those that were,
-        since others are without the newest version for a moment each time that there is one."""
+        while there are others: they are without the newest version for a moment each time that there is one."""
         if rates and self._usual and step > 0:
             makes = {
                 n.peer: Making(places, self._usual / rates[n.peer])
@@ -252,7 +252,8 @@ class GivingWay:
             }  # fmt: skip
             if late := self._often_late.in_the_way(makes, step, now):
                 self._late, self._late_at = late, now
-        return self._late & rates.keys() if now - self._late_at <= LAG_S else frozenset()
+        stays = now - self._late_at <= LAG_S and len(rates.keys() - self._late) > 1
+        return self._late & rates.keys() if stays else frozenset()
 
     def _try_one(self, gives: dict[str, NodeView], those: set[str], now: float) -> None:
         self._next = ""

@@ -318,4 +318,5 @@ def test_nodes_without_the_newest_version_are_others_for_a_moment() -> None:
     assert views[0].gives_way
     newer = [NodeView(name, Version(1, 2), 0, 0, 4) for name in "hi"] + [NodeView(name, V, 1, 0, 4) for name in "ab"]
     assert giving.look(newer, 16, 121.0, step=16)[0].gives_way
+    assert not giving.look(newer[:3], 16, 121.0, step=16)[0].gives_way, "one of them left"
     assert not giving.look(newer, 16, 121.0 + 2 * LAG_S, step=16)[0].gives_way
