@@ -8,7 +8,7 @@ import pytest
 
 from p2p.broadcast.laggards import LAG_S
 from p2p.broadcast.peer_groups import EVERYWHERE
-from p2p.broadcast.policies.distributor import LEAST_COPIES, SLOWER, Distributor
+from p2p.broadcast.policies.distributor import LEAST_COPIES, SLOWER, Distributor, Out, slow_receivers
 from p2p.broadcast.policies.port import Push, Remembered
 from p2p.broadcast.policies.queues import Queues
 from p2p.broadcast.policies.seeding import OVERDUE_S, OWN_WAITING, Seeding
@@ -465,3 +465,39 @@ def test_what_only_a_slow_receiver_lacks_is_not_taken_over(monkeypatch, withheld
     session.tick(OVERDUE_S + 10.0)
     assert sorted(session.relieved()) == [("a", 0), ("b", 1)], "not for ever"
     assert sorted(session.next([*peers], OVERDUE_S + 10.0)[0] for _ in range(4)) == ["g", "g", "h", "h"]
+
+
+def test_a_chunk_is_nearly_everywhere_among_those_that_count() -> None:
+    """With many strangers in the session it was at its first copy: then every peer lacks what distributors "brought nearly
+    everywhere", all count as slow, and nothing is taken over."""
+    session = Session(me=SOURCE, source=None, now=0.0, entrusts=lambda peer: peer.isalpha())
+    for peer in "abcd12345678":
+        session.join(peer, (), 0.0)
+    for chunk in range(2):
+        session.hold(chunk, None, duty=False, now=0.0)
+    session.close(2)
+    session.tick(0.0)
+    assert session.next(["a"], 0.0) == Push("a", 0, EVERYWHERE)
+    policy = session._policy  # what counts as spread is not in the view that it has of the session
+    assert isinstance(policy, Seeding)
+    for peer, spread in ("a", False), ("b", False), ("c", True):
+        session.peer_has(peer, [0], 0.1)
+        assert policy._out[0].spread == spread  # the same
+    session.join("e", (), 0.2)
+    session.leave("b", 0.2)
+    session.leave("1", 0.2)
+    assert policy._counting == 4 and policy._out[0].lacking == 2  # the same
+
+
+def test_who_lacks_what_some_of_the_distributors_brought_is_not_slow() -> None:
+    """What the others brought may be everywhere by now: two that withhold from one peer were all that was left to go by."""
+    brought = Distributor(1000, 0.0, took_s=0.5)
+    out = {chunk: Out(to, 0.0, 1, 1, spread=True) for chunk, to in enumerate("ab")}
+    peers = {name: brought for name in "abcd"} | {"victim": Distributor(1000, 0.0)}
+
+    def lacks(peer: str, chunk: int) -> bool:
+        return peer == "victim"
+
+    assert not slow_receivers(out, peers, lacks)
+    assert slow_receivers(out, {name: peers[name] for name in ("a", "b", "c", "victim")}, lacks) == {"victim"}
+    assert not slow_receivers({0: out[0]}, peers, lacks), "of one alone nothing is known"

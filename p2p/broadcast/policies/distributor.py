@@ -7,7 +7,7 @@ of a few chunks tells as well as a long one. Must not know how many chunks it is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from p2p.broadcast.policies.port import Remembered
@@ -34,16 +34,6 @@ class Out:
     """peers that count and do not have it"""
     spread: bool = False
     """nearly all have it: its distributor is through with it, as far as can be told"""
-
-
-def slow_receivers(out: Mapping[int, Out], peers: Iterable[str], lacks: Callable[[str, int], bool]) -> frozenset[str]:
-    """Peers that lack what most distributors have nearly everywhere: their own links are behind, whoever sends. Who lacks one
-    distributor's chunks alone is withheld from, perhaps. `out`: chunks at their distributors, in the order in which they were
-    handed over; `lacks(peer, chunk)`."""
-    last = {one.to: chunk for chunk, one in out.items() if one.spread}
-    if len(last) < 2:
-        return frozenset()
-    return frozenset(peer for peer in peers if 2 * sum(lacks(peer, chunk) for chunk in last.values()) > len(last))
 
 
 @dataclass(slots=True)
@@ -111,3 +101,14 @@ class Distributor:
         pace = self._copies / (self._last - first)
         self.pace = pace if pace > self.pace else self.pace + (pace - self.pace) / SLOWER
         return True
+
+
+def slow_receivers(out: Mapping[int, Out], peers: Mapping[str, Distributor], lacks: Callable[[str, int], bool]) -> frozenset[str]:
+    """Peers that lack what most distributors brought nearly everywhere: their own links are behind, whoever sends. Who lacks the
+    chunks of some alone is withheld from, perhaps: all that brought anything count, also those whose chunks are everywhere by
+    now. `out`: chunks at their distributors, in the order in which they were handed over; `lacks(peer, chunk)`."""
+    last = {one.to: chunk for chunk, one in out.items() if one.spread}
+    brought = max(len(last), sum(d.took_s > 0 for d in peers.values()))
+    if len(last) < 2:
+        return frozenset()
+    return frozenset(peer for peer in peers if 2 * sum(lacks(peer, chunk) for chunk in last.values()) > brought)

@@ -1,12 +1,11 @@
 """The default policy at the source: each chunk goes to one distributor, and what uplink is left helps them.
 
-Pure; see `port`. The scheme is Mutualcast's (Li, Chou, Zhang 2005): a peer is handed as many chunks as it has room for,
-so strong uplinks take more with no rate configured. How much room a peer has follows from how long its chunks take to
-reach everybody (Little's law), which its receivers tell, not the peer itself. When no distributor has room, the source
-distributes the next chunk itself; when all chunks are handed out, it takes over those that their distributors would be
-through with last. Towards the end of a version, and from the start of one that will be everywhere
-at once, a distributor has room for no more than it can bring to everybody by the time the source
-could be done with the rest: Mutualcast's shares, for a transfer that ends (`_ahead_s`).
+Pure; see `port`. The scheme is Mutualcast's (Li, Chou, Zhang 2005): a peer is handed as many chunks as it has room for, so strong
+uplinks take more with no rate configured. How much room a peer has follows from how long its chunks take to reach everybody
+(Little's law), which its receivers tell, not the peer itself. When no distributor has room, the source distributes the next chunk
+itself; when all chunks are handed out, it takes over those that their distributors would be through with last. Towards the end of
+a version, and from the start of one that will be everywhere at once, a distributor has room for no more than it can bring to
+everybody by the time the source could be done with the rest: Mutualcast's shares, for a transfer that ends (`_ahead_s`).
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ LEAST_AHEAD_S = 0.1
 worth the learner's egress."""
 
 STRAGGLERS = 4
-"""A chunk counts as spread when all but one in this many peers have it: the last word may come from a peer whose own uplink is
-full."""
+"""A chunk counts as spread when all but one in so many peers have it: the last word may come over a full uplink."""
 
 OUTSTANDING = 1.5
 """Chunks that some peer still lacks, spread ones included, for each chunk of the window. With more, it is a slow connection that
@@ -102,7 +100,7 @@ class Seeding(Policy):
         self._began: float | None = None
         self._relieved: list[Relieved] = []
         self._lagging: frozenset[str] = frozenset()
-        self._slow: frozenset[str] = frozenset()
+        self._slow, self._counting = frozenset[str](), 0  # slow receivers; peers of whom `Out.lacking` counts some
         self._rates: float | None = None
         """copies a second that all distributors deliver; infinite while not all are known, None to be summed up anew"""
 
@@ -112,6 +110,7 @@ class Seeding(Policy):
         """Count it among those who lack what is out."""
         self._peers[peer] = Distributor(self._receivers.chunk_bytes, now, self._receivers.memory.get(peer))
         self._rates = None
+        self._counting += peer not in self._lagging
         for chunk, out in self._out.items():
             out.lacking += self._lacks(peer, chunk)
 
@@ -134,6 +133,7 @@ class Seeding(Policy):
         self._recount(now)
 
     def _recount(self, now: float) -> None:
+        self._counting = sum(peer not in self._lagging for peer in self._peers)
         for chunk, out in list(self._out.items()):
             out.lacking = sum(self._lacks(p, chunk) for p in self._peers)
             if not out.lacking:
@@ -152,7 +152,7 @@ class Seeding(Policy):
         elif owner.copied(now):
             self._remember(out.to, owner)
         out.lacking -= 1
-        if out.lacking <= len(self._peers) // STRAGGLERS and not out.spread:
+        if out.lacking <= self._counting // STRAGGLERS and not out.spread:
             self._spread(out, owner, now)
         if out.lacking <= 0:
             self._done(chunk, out)
