@@ -253,7 +253,7 @@ class GivingWay:
             if late := self._often_late.in_the_way(makes, step, now):
                 self._late, self._late_at = late, now
         stays = now - self._late_at <= LAG_S and len(rates.keys() - self._late) > 1
-        return self._late & rates.keys() if stays else frozenset()
+        return frozenset(node for node in self._late if node in rates) if stays else frozenset()
 
     def _try_one(self, gives: dict[str, NodeView], those: set[str], now: float) -> None:
         self._next = ""

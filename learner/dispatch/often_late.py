@@ -26,8 +26,8 @@ TIMES = 1.5
 """So many times a node must have been late: once is chance, and twice is forgotten after a minute and a half."""
 
 WORSE, SELDOM, KNOWN = 3.0, 1 / 64, 4.0
-"""So many times as often as the best of the others, and as so seldom, it must be late. With whom it is compared has ended so many
-sequences."""
+"""So many times as often as the best of the others, and as so seldom, a node must be late, or hold up what it is given
+(`rollouts.hold_ups`): pauses that all have are nobody's fault. With whom it is compared has ended so many sequences lately."""
 
 LIKELY = 16.0
 """Sequences that were not late count for each node beside what was seen, where it is foretold what will be: of few the share is

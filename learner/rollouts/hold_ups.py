@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
+from learner.dispatch.often_late import KNOWN, SELDOM, WORSE
 from p2p.forgetting import forget_oldest
 
 CROSSED_S = 0.5
@@ -23,10 +24,6 @@ ONE_S = 1.0
 
 TIMES, LATELY_S = 2.5, 120.0
 """More hold-ups than this are a doubt. What happened counts for e times less with each so many seconds."""
-
-WORSE, SELDOM, KNOWN = 3.0, 1 / 64, 4.0
-"""So many times as often as the best of the others, and as so seldom, a node must hold up what it is given: pauses that all have
-are nobody's fault. With whom it is compared has ended so many sequences lately."""
 
 TRIES, TRIES_S, WORTH, FEW = 16, 30.0, 0.25, 3
 """Of the last sequences that were moved early, in so many seconds, this share must have ended at once elsewhere, or it is the

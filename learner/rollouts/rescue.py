@@ -234,7 +234,7 @@ class Rescue:
             if hedge.early:
                 says = self._silences.moved_early(hedge.node, hedge.request_id, now)
                 blamed = hedge.node if way is Way.EARLY and says.blames else ""
-                if way is Way.EARLY and (says.blames or not says.shows):
+                if way is Way.EARLY and says.late:
                     self._giving_way.late(hedge.node, says.lost_s, now)
                 self._hold_ups.moved(blamed, member_name(hedge.request_id), now, sooner=not says.shows)
             if way in (Way.TAKE, Way.EARLY):

@@ -83,6 +83,11 @@ class Early(NamedTuple):
     lost_s: float
     """seconds by which it comes later than is usual"""
 
+    @property
+    def late(self) -> bool:
+        """Whether it counts as late; where it was early behind, not if its device is slow in all that it makes."""
+        return self.blames or not self.shows
+
 
 class Usual(NamedTuple):
     """What is usual of what ends."""
@@ -224,10 +229,11 @@ class SilenceWatch:
 
     def moved_early(self, node: str, request_id: str, now: float) -> Early:
         """It is moved now, as early or sooner."""
-        silent, slow = self.early(node, request_id, now), self.slow(node, request_id, now)
-        seen, rate = self._seen.get((node, request_id)), self.usual_rate
+        silent, seen, rate = self.early(node, request_id, now), self._seen.get((node, request_id)), self.usual_rate
         lost_s = self._lasts_s(seen, now) - (seen.made / rate if rate else 0.0) if seen is not None else 0.0
-        return Early(silent or slow, silent or self.unlike_others(node, request_id, now), max(0.0, lost_s))
+        return Early(
+            silent or self.slow(node, request_id, now), silent or self.unlike_others(node, request_id, now), max(0.0, lost_s)
+        )
 
     def unlike_others(self, node: str, request_id: str, now: float) -> bool:
         """Whether it has come so much slower than what this node makes: a slow device is nobody's fault."""

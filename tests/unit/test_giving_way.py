@@ -291,10 +291,12 @@ def beside_those_that_are_late(others: dict[str, NodeView], proven: bool = True)
     giving, views = GivingWay(), [NodeView("h", V, 0, 0, 4), NodeView("i", V, 0, 0, 4), *others.values()]
     for k in range(1, 61):
         for view in views:
-            late = view.peer in "hi" and k % 8 == 0
             giving.count(view.peer, 0, TOKENS * (k - 1), 2.0 * k - 0.2)
             giving.gave(view.peer, 2.0 * k - 0.2)
-            (giving.late(view.peer, 1.5, 2.0 * k) if late else giving.ended(view.peer, TOKENS * k, 2.0 * k))
+            if view.peer in "hi" and k % 8 == 0:
+                giving.late(view.peer, 1.5, 2.0 * k)
+            else:
+                giving.ended(view.peer, TOKENS * k, 2.0 * k)
             giving.count(view.peer, 0, TOKENS * k, 2.0 * k)
     return giving, giving.look(views, 16, 120.5, proven=proven, step=16)
 
